@@ -39,6 +39,7 @@ _ERRANDS = {
     "check": "ckpt_core.levels.claiming:check",
     "claim": "ckpt_core.levels.claiming:claim",
     "steps": "ckpt_core.levels.bring.bringing:steps",
+    "times": "ckpt_core.levels.bring.bringing:times",
     "bring": "ckpt_core.levels.bring.bringing:bring",
     "directory": "ckpt_core.levels.bring.named_bringing:serve",
 }

@@ -34,12 +34,14 @@ class Named:
         pointers: files beside it that name it, or were to name it.
         current: of these, those that name it now.
         here: its manifest names the files of all ranks; else other nodes have the rest.
+        made_unix_s: when it was saved.
     """
 
     copy: Copy
     pointers: frozenset[str]
     current: frozenset[str]
     here: bool = True
+    made_unix_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -51,7 +53,7 @@ class NamedFiles:
     """The directories of files of a root or a level, looked at again and again."""
 
     def __init__(self, far: Far) -> None:
-        self._far = far
+        self.far = far
         self._known: dict[Copy, Manifest | None] = {}
 
     def look(self) -> tuple[Named, ...]:
@@ -60,10 +62,10 @@ class NamedFiles:
         Raises:
             Away: they cannot be listed.
         """
-        there = self._far.directories()
+        there = self.far.directories()
         self._known = {copy: self._manifest(copy) for copy in there.values()}
         current: dict[str, set[str]] = {}
-        for pointer, name in (self._far.pointers() if there else {}).items():
+        for pointer, name in (self.far.pointers() if there else {}).items():
             current.setdefault(name, set()).add(pointer)
         return tuple(
             _named(copy, manifest, frozenset(current.get(copy.target, ())))
@@ -74,7 +76,7 @@ class NamedFiles:
     def _manifest(self, copy: Copy) -> Manifest | None:
         if copy in self._known:
             return self._known[copy]
-        data = self._far.manifest(copy.target)
+        data = self.far.manifest(copy.target)
         with contextlib.suppress(CkptError):
             manifest = Manifest.decode(data or b"", path=Path(copy.target, MANIFEST_NAME))
             # What somebody has copied to another name is their own.
@@ -143,4 +145,4 @@ def due_pointers(
 def _named(copy: Copy, manifest: Manifest, current: frozenset[str]) -> Named:
     noted = frozenset(() if manifest.pointer is None else (manifest.pointer,))
     whole = len(manifest.ranks) == manifest.world_size
-    return Named(copy, noted | current, current, whole)
+    return Named(copy, noted | current, current, whole, manifest.created_unix_s)

@@ -30,14 +30,15 @@ class Listing:
         node: first rank of those that share its root.
         steps: step -> attempt that saved it; "" when nobody needs to know.
         lost: step -> why its manifest cannot be read.
-        further: what further levels hold, step -> attempt; known to the rank that leads the root.
+        further: what further levels hold, step -> attempts, the one that counts first; known to the rank that
+            leads the root.
         away: which of these could not be asked, and why.
     """
 
     node: int
     steps: dict[int, str] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
-    further: dict[int, str] = field(default_factory=dict)
+    further: dict[int, tuple[str, ...]] = field(default_factory=dict)
     away: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
@@ -49,11 +50,22 @@ class Listing:
     def from_json(cls, obj: Json) -> Listing:
         """What `to_json` gave on another rank."""
         node, steps, lost, further, away = obj
-        return cls(node, dict(steps), dict(lost), dict(further), tuple(away))
+        saves = {step: tuple(attempts) for step, attempts in further}
+        return cls(node, dict(steps), dict(lost), saves, tuple(away))
 
     def holds(self, step: int, attempt: str) -> bool:
         """Whether its root has that save of the step."""
         return self.steps.get(step) == attempt
+
+    def can_have(self, step: int, attempt: str) -> bool:
+        """Whether some further level has that save of the step."""
+        return attempt in self.further.get(step, ())
+
+    def saves(self) -> set[tuple[int, str]]:
+        """All saves that its root or a further level holds."""
+        return {*self.steps.items()}.union(
+            (step, attempt) for step, attempts in self.further.items() for attempt in attempts
+        )
 
 
 def levels_shared(listings: Sequence[Listing]) -> list[Listing]:
@@ -146,18 +158,20 @@ def common_step(
 ) -> tuple[int, str] | None:
     """The newest step that every rank holds or can have, from the same attempt; and that attempt.
 
-    Of two saves of that step the one that more ranks hold: the less is brought.
+    Of two saves of that step the one that more ranks hold: the less is brought. Of others the one that comes
+    first among those of rank 0's levels: it is the same on all ranks, as they have the same listings.
     """
-    saves = [set(listing.steps.items()) | set(listing.further.items()) for listing in listings]
     common = [
         (step, sum(listing.holds(step, attempt) for listing in listings), attempt)
-        for step, attempt in set.intersection(*saves)
+        for step, attempt in set.intersection(*[listing.saves() for listing in listings])
         if asked in (None, step) and step not in tried
     ]
     if not common:
         return None
-    step, _, attempt = max(common)
-    return step, attempt
+    step, held, _ = max(common)
+    best = [attempt for *found, attempt in common if found == [step, held]]
+    places = {attempt: -place for place, attempt in enumerate(listings[0].further.get(step, ()))}
+    return step, max(best, key=lambda attempt: (places.get(attempt, -len(places)), attempt))
 
 
 def nodes_without(listings: Sequence[Listing], step: int, attempt: str) -> set[int]:

@@ -10,9 +10,10 @@ from ckpt_core.restore.reading import Progress
 class FurtherLevels(Protocol):
     """Where else steps may be. Asked by the rank that leads a root, inside `restore`."""
 
-    def steps(self) -> dict[int, str]:
-        """Steps that some level holds whole, with their attempts; of several saves of a step the nearest's.
+    def steps(self) -> dict[int, tuple[str, ...]]:
+        """Steps that some level holds whole, with the attempts of their saves, the one that counts first.
 
+        Of several saves of a step that is the one made last; where that cannot be told, the nearest.
         A level that is away counts as empty, with a warning, and is named by `away`.
         """
 
@@ -39,7 +40,7 @@ class FurtherLevels(Protocol):
 class NoFurtherLevels:
     """The root is all there is."""
 
-    def steps(self) -> dict[int, str]:
+    def steps(self) -> dict[int, tuple[str, ...]]:
         """None."""
         return {}
 

@@ -213,7 +213,7 @@ class Restorer:
         self._raise_if_bad(None, exchange, *_BAD)
         return levels_shared([Listing.from_json(answer.data) for answer in exchange.answers])
 
-    def _look(self, asked: int | None, further: dict[int, str]) -> Listing:
+    def _look(self, asked: int | None, further: dict[int, tuple[str, ...]]) -> Listing:
         alone, how = self._info.world_size == 1, self._how
         if alone and (not further or (asked is not None and asked not in further)):
             return list_alone(self._root, asked)
@@ -228,6 +228,7 @@ class Restorer:
         nodes = lacking | trail.damaged.pop((step, attempt), set())
         if not nodes:
             return True
+        trail.tell_others(step, attempt)
 
         def bring() -> tuple[None, None]:
             if self._info.rank in nodes:

@@ -60,6 +60,7 @@ class Trail:
     damaged: dict[tuple[int, str], set[int]] = field(default_factory=dict)
     mended: set[tuple[int, int]] = field(default_factory=set)
     partial: dict[int, str] = field(default_factory=dict)
+    told: set[int] = field(default_factory=set)
 
     @property
     def tried(self) -> set[int]:
@@ -70,11 +71,23 @@ class Trail:
         """Whether a save that these ranks cannot use is brought to their roots anew: once for each root."""
         nodes = {self.listings[rank].node for rank in ranks}
         for node in nodes:
-            if self.listings[node].further.get(step) != attempt or (step, node) in self.mended:
+            if not self.listings[node].can_have(step, attempt) or (step, node) in self.mended:
                 return False
         self.damaged[step, attempt] = nodes
         self.mended |= {(step, node) for node in nodes}
         return bool(nodes)
+
+    def tell_others(self, step: int, attempt: str) -> None:
+        """Say, once, that a step which is about to be brought is not the same save at all levels."""
+        others = {one for listing in self.listings for one in listing.further.get(step, ())} - {
+            attempt
+        }
+        if others and step not in self.told:
+            self.told.add(step)
+            warn(
+                f"further levels hold {len(others) + 1} different saves of step {step}: {attempt} is restored, which "
+                f"was made last as far as they tell; a level that was left out for a while may hold older ones"
+            )
 
     def pass_over(self, step: int, error: RestoreError) -> None:
         """Leave a step for an older one, with a warning."""

@@ -70,7 +70,7 @@ def _lived(home: Path, prepared: Path, level: Path, n: int, point: str) -> int:
         kill.armed = False
         with opened(root, files=files) as store:
             further = brings_back(store, [level], files=files)
-            attempt = further.steps()[20]
+            (attempt,) = further.steps()[20]
             kill.armed = True
             further.bring(20, attempt)
             kill.armed = False

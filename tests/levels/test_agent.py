@@ -225,6 +225,61 @@ def test_a_damaged_step_is_taken_from_the_next_level_that_has_it(
     assert read_step(far, 1) == 0
 
 
+def test_what_only_an_earlier_level_holds_takes_no_later_saves_place_behind_it(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    # `near` was left out while training had gone back to 1; 5 is the one that a clock set back calls later.
+    fill(near, {1: 1, 2: 2, 3: 3, 4: 14, 5: 25, 6: 6})
+    fill(far, {1: 1, 2: 12, 3: 13, 4: 4, 5: 15})
+    store = make_store(root)
+    save(store, 3, mark=3)
+    save(store, 5, mark=1)
+    store.close()
+    status = agents.run(root, plan_of(level(near), level(far)))
+    assert look(near) == {1: 1, 2: 2, 3: 3, 4: 14, 5: 1, 6: 6}
+    assert look(far) == {1: 1, 2: 12, 3: 3, 4: 14, 5: 1, 6: 6}, (
+        "the root's own always, else later ones"
+    )
+    assert [*status.levels[1].skipped] == [2]
+
+
+def test_of_several_levels_before_one_the_later_save_goes_on(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    near, next_, far = tmp_path / "near", tmp_path / "next", tmp_path / "far"
+    fill(near, {1: 1, 2: 2, 3: 30})
+    fill(next_, {1: 1, 2: 12, 3: 13})
+    store = make_store(root)
+    save(store, 4, mark=14)
+    store.close()
+    agents.run(root, plan_of(level(near), level(next_), level(far)))
+    assert look(far) == {1: 1, 2: 12, 3: 30, 4: 14}
+
+
+def test_a_level_does_not_hold_what_the_one_behind_it_does_not_take(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    fill(near, {1: 1, 2: 2, 3: 3})
+    fill(far, {1: 11, 2: 12, 3: 13})
+    store = make_store(root)
+    save(store, 4, mark=14)
+    save(store, 5, mark=15)
+    store.close()
+    agents.run(root, plan_of(level(near, keep_last=2), level(far)))
+    assert look(near) == {4: 14, 5: 15}
+    assert look(far) == {1: 11, 2: 12, 3: 13, 4: 14, 5: 15}
+
+
+def fill(place: Path, marks: dict[int, int]) -> None:
+    """Steps of a level, one attempt for each mark, which is also when it was saved."""
+    store = make_store(place)
+    for step, mark in marks.items():
+        save(store, step, mark=mark, attempt=f"{step:012d}-{mark:08x}")
+    store.close()
+
+
 def test_a_level_keeps_what_it_is_told_to_and_what_the_next_one_has_not(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:

@@ -69,7 +69,7 @@ def bring(root: Path, *levels: Path, files: Files, timeout_s: float = 20.0) -> N
     with opened(root, files=files) as store:
         further = brings_back(store, levels, files=files)
         further._timeout_s = timeout_s
-        further.bring(20, further.steps()[20])
+        further.bring(20, *further.steps()[20])
 
 
 def assert_whole(root: Path, *steps: int) -> None:
@@ -123,7 +123,7 @@ def test_after_an_interrupt_at_any_file_operation_the_same_process_restores(
             further = brings_back(store, [level], files=store._files)
             trap.n = trap.count + n - min(n, 5)
             with pytest.raises(KeyboardInterrupt):
-                further.bring(20, further.steps()[20])
+                further.bring(20, *further.steps()[20])
             trap.n = -1
             live = zeros_like(small_state())
             with warnings.catch_warnings():
@@ -152,7 +152,7 @@ def test_a_disk_that_fails_at_any_operation_costs_the_newer_step_and_nothing_els
         fault = FaultAt(None, code, lasting=lasting)
         with opened(root, files=fault.files()) as store:
             further = brings_back(store, [level], files=store._files)
-            attempt = further.steps()[20]
+            (attempt,) = further.steps()[20]
             fault.n = fault._count + n - min(n, 5)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -312,7 +312,7 @@ def test_chunks_longer_and_shorter_than_a_range_are_verified_alike(
     flip(shard_in(level, 10), 9000)
     with opened(root) as store:
         further = brings_back(store, [level])
-        attempt = further.steps()[10]
+        (attempt,) = further.steps()[10]
         with pytest.raises(CorruptCheckpoint, match="in bytes 8192 to 12288, got xxh3"):
             further.bring(10, attempt)
     assert_whole(root, 20)

@@ -204,7 +204,7 @@ def test_an_errand_that_is_killed_leaves_nothing_and_may_be_tried_again(
 
     with opened(root) as store:
         further = brings_back(store, [server.url()])
-        attempt = further.steps()[20]
+        (attempt,) = further.steps()[20]
         server.fault = fault
         with pytest.raises(RestoreError, match="the process for 'bring' died"):
             further.bring(20, attempt)

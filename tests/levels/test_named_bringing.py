@@ -107,6 +107,16 @@ def test_nothing_is_brought_where_no_level_has_anything(root: Path, level: Path)
     assert bring(root, level) is None
 
 
+def test_of_several_saves_of_a_name_the_one_made_last_is_brought(
+    root: Path, level: Path, tmp_path: Path
+) -> None:
+    far = tmp_path / "far"
+    save(level, 10)
+    saved = content(far / save(far, 10))
+    assert bring(root, level, far) == "global_step10"
+    assert content(root / "global_step10") == saved
+
+
 def test_the_nearest_level_is_taken_of_those_that_have_the_newest(
     root: Path, level: Path, tmp_path: Path
 ) -> None:

@@ -133,6 +133,21 @@ def whole_number(place: Path, name: str) -> int | None:
     return None if copy is None else copy.step
 
 
+@pytest.mark.parametrize("first", ["near", "far"])
+def test_what_only_an_earlier_level_holds_takes_no_later_directorys_place_behind_it(
+    first: str, root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    places = [near, far] if first == "near" else [far, near]
+    for place in places:
+        save(place, 10)
+    later = far_of(places[1]).directories()
+    save(root, 20)
+    agents.run(root, plan_of(level(near), level(far)))
+    assert set(whole(far).values()) == {10, 20} and pointer(far) == "global_step20"
+    assert far_of(far).directories().items() >= later.items()
+
+
 def test_a_damaged_directory_is_not_sent_and_that_is_said(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckpt_core.errors import CorruptCheckpoint, NotCommitted, RestoreError
+from ckpt_core.layout import Manifest
 from ckpt_core.restore import RestoreWarning, verify
 from ckpt_core.store import committed_steps, step_path
 from tests.levels.restoring import (
@@ -173,6 +175,39 @@ def test_another_save_of_the_same_step_at_the_level_does_not_replace_the_one_her
     step, state = restored_state(root, [near])
     assert step == 20
     assert_same(state, small_state(20))
+
+
+def test_of_several_saves_of_a_step_the_one_made_last_is_restored_and_that_is_said(
+    root: Path, near: Path, far: Path
+) -> None:
+    fill(near, 10, 20)
+    fill(far, 10)
+    save_anew(far, 20, created_unix_s=2.0)
+    with pytest.warns(
+        RestoreWarning, match="2 different saves of step 20: .*-99999999 is restored"
+    ):
+        step, state = restored_state(root, [near, far])
+    assert step == 20
+    assert_same(state, small_state(99))
+    # The root's own is not asked about.
+    assert restored_state(root, [near, far])[0] == 20
+
+
+def test_of_several_saves_made_at_once_the_nearest_is_restored(
+    root: Path, near: Path, far: Path
+) -> None:
+    fill(near, 20)
+    save_anew(far, 20, created_unix_s=1.0)
+    with pytest.warns(RestoreWarning, match="2 different saves of step 20"):
+        assert_same(restored_state(root, [near, far])[1], small_state(20))
+
+
+def save_anew(place: Path, step: int, *, created_unix_s: float) -> None:
+    """Another save of a step, of another state."""
+    path = write_step(place, step, small_state(99)) / "manifest.json"
+    found = Manifest.decode(path.read_bytes(), path=path)
+    attempt = found.attempt.replace("0123abcd", "99999999")
+    path.write_bytes(replace(found, attempt=attempt, created_unix_s=created_unix_s).encode())
 
 
 def test_a_level_that_is_away_is_said_and_what_is_here_is_restored(root: Path, near: Path) -> None:

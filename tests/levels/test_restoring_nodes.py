@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,25 @@ def test_a_level_that_holds_the_part_of_another_node_is_passed_by(
     assert nodes.restore(lives).steps() == [20] * 4
     assert_restored(lives, 20)
     assert [ranks_in(root, 20) for root in roots] == PAIRS
+
+
+@pytest.mark.parametrize("made_unix_s", [0.5, 1.5])
+def test_all_ranks_take_a_save_that_all_can_have_where_one_node_can_have_another_one_too(
+    made_unix_s: float, roots: list[Path], level: Path, tmp_path: Path
+) -> None:
+    # What the first node's disk has of step 20 is of another save, later by its clock or not.
+    roots[0].rename(tmp_path / "disk-a")
+    shutil.rmtree(roots[1])
+    path = step_path(tmp_path / "disk-a", 20) / MANIFEST_NAME
+    found = Manifest.decode(path.read_bytes(), path=path)
+    attempt = found.attempt[:-8] + "99999999"
+    path.write_bytes(replace(found, attempt=attempt, created_unix_s=made_unix_s).encode())
+    disks = {0: [tmp_path / "disk-a", level], 2: [tmp_path / "disk-b", level]}
+    lives = live(4)
+    outcomes = Nodes(pairs(roots), PAIRS, disks).restore(lives)
+    assert outcomes.steps() == [20] * 4
+    assert_restored(lives, 20)
+    assert len(outcomes.texts) == 4 and all("2 different saves" in one for one in outcomes.texts)
 
 
 def test_fewer_ranks_take_the_whole_where_the_nearest_level_has_a_part(tmp_path: Path) -> None:

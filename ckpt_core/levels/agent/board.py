@@ -60,6 +60,7 @@ class Board:
             known.reached, known.skipped = one.reached, one.skipped
             known.token, known.restored = one.token, one.restored
         self._there: dict[str, dict[int, str]] = {}
+        self._leaves: dict[str, Mapping[int, str]] = {}
         self._unpinned: dict[str, frozenset[str]] = {}
         self._status = Status(os.getpid(), socket.gethostname(), plan.token)
         self._alive = True
@@ -125,9 +126,17 @@ class Board:
                 self._status.serving, self._status.refused = serving, refused
                 self.version += 1
 
-    def seen(self, url: str, there: Mapping[int, str]) -> None:
-        """Note what is whole at a level."""
+    def seen(
+        self, url: str, there: Mapping[int, str], *, leaves: Mapping[int, str] | None = None
+    ) -> None:
+        """Note what is whole at a level.
+
+        Args:
+            leaves: saves before it that it does not take, and that nothing waits for; None: as before.
+        """
         with self._lock:
+            if leaves is not None:
+                self._leaves[url] = leaves
             if self._there.get(url) == there:
                 return
             self.version += 1
@@ -179,17 +188,21 @@ class Board:
             return frozenset.intersection(*told) if told else frozenset()
 
     def behind(self, url: str) -> list[tuple[Level, dict[int, str] | None]]:
-        """The levels behind one, and what is whole at each, if it is known."""
+        """The levels behind one, and what is whole at each, or never comes there, if it is known."""
         with self._lock:
             urls = [level.url for level in self.plan.levels]
             later = self.plan.levels[urls.index(url) + 1 :] if url in urls else ()
-            return [(level, self._there.get(level.url)) for level in later]
+            return [(level, self._settled(level.url)) for level in later]
 
     def told(self, ended: str = "") -> Status:
         """A copy of the status, for writing."""
         with self._lock:
             self._status.ended = ended
             return Status.from_json(self._status.to_json())
+
+    def _settled(self, url: str) -> dict[int, str] | None:
+        there = self._there.get(url)
+        return None if there is None else {**there, **self._leaves.get(url, {})}
 
     def _of(self, url: str) -> LevelStatus:
         return self._known.setdefault(url, LevelStatus(url))

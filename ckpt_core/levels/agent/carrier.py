@@ -21,7 +21,7 @@ from ckpt_core.levels.agent.pace import Pace, Stopped
 from ckpt_core.levels.agent.pinning import Pins
 from ckpt_core.levels.agent.retiring import agreement, awaited, doomed, left_behind, with_sought
 from ckpt_core.levels.agent.sent_before import SentBefore
-from ckpt_core.levels.agent.source import OpenSave, Source, with_nearest
+from ckpt_core.levels.agent.source import OpenSave, Sources, with_nearest
 from ckpt_core.levels.agent.trouble import Trouble
 from ckpt_core.levels.agreed import Agreed, Save
 from ckpt_core.levels.far.door import Away, Copy, Far
@@ -55,7 +55,7 @@ class Carrier:
         self._looked_s = self._swept_s = self._joined_s = float("-inf")
         self._pace = Pace(None, stop=self._stop)
         self._bandwidth: int | None = None
-        self._sources: dict[Path, Source] = {}
+        self._sources = Sources(files=files)
         self._named = NamedCarrier(url, board, files=files, timing=timing)
         self._pins = Pins(root, url, board, files=files)
         self._notes = Notes(url, board)
@@ -162,22 +162,24 @@ class Carrier:
             far.take_up(self._holds)
             self._taken_up = True
         self._pins.pin(far, self._there)
-        found = self._here(level)
+        found = self._here()
+        lesser = self._sources.lesser(self._there, far)
         self._damaged &= found.items()
         # What was retired there does not come back: its mark refuses it.
         out = self._damaged | {one for one in self._refused if one[0] not in self._there}
+        out |= lesser.items()
         here = {step: found[step] for step in found if (step, found[step]) not in out}
         # Order matters: what is retired from here on is chosen by this, and whoever reads that relies on it.
         agreed = agreement(self._root, plan, self.url)
         self._board.goes_by(self.url, plan, agreed.order, never=out)
-        self._board.seen(self.url, self._there)
+        self._board.seen(self.url, self._there, leaves=lesser)
         self._restored = None if agreed.begun else agreed.sought
         going = {*left_behind(self._there, found, agreed)} - pinned_steps(self._root)
         if going and (going := going - far.pins()):
             return self._retire(far, going)
         if agreed.sought in out:
             self._notes.give_up(*agreed.sought)  # so that another one is sought
-        self._note(here, level, agreed.sought)
+        self._note(here | lesser, level, agreed.sought, lesser.items())
         last = self._board.is_last(newest_of(here))
         want = wanted(here, level, there=self._there, last=last)
         want = with_sought(want, agreed.sought, here=here, there=self._there)
@@ -235,18 +237,14 @@ class Carrier:
         before = itertools.takewhile(lambda level: level.url != self.url, levels)
         return [self._root, *(Path(level.url) for level in before if level.scheme is None)]
 
-    def _here(self, level: Level) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for folder in reversed(self._folders()):
-            if folder not in self._sources:
-                self._sources[folder] = Source(folder, files=self._files)
-            with suppress(Away):  # a level before it that is away is told of by its own carrier
-                found |= self._sources[folder].steps()
-        return found
+    def _here(self) -> dict[int, str]:
+        return self._sources.steps(self._folders())
 
-    def _note(self, here: dict[int, str], level: Level, sought: Save | None) -> None:
+    def _note(
+        self, here: dict[int, str], level: Level, sought: Save | None, lesser: Collection[Save] = ()
+    ) -> None:
         fitting = {step: here[step] for step in here if meets(step, level)}
-        self._notes.look(fitting, self._there, sought)
+        self._notes.look(fitting, self._there, sought, lesser)
 
     # -- sending -----------------------------------------------------------------------------------
 

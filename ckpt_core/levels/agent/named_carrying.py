@@ -18,6 +18,7 @@ from pathlib import Path
 from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
 from ckpt_core.levels.agent.board import Board, Timing
 from ckpt_core.levels.agent.copying import How, Sent, send
+from ckpt_core.levels.agent.precedence import Precedence
 from ckpt_core.levels.agent.sent_before import SentBefore
 from ckpt_core.levels.agent.source import OpenSave, with_nearest
 from ckpt_core.levels.far.directory import DirectoryFar
@@ -45,6 +46,7 @@ class NamedCarrier:
         self._url, self._board = url, board
         self._files, self._timing = files, timing
         self._sources: dict[Path, NamedFiles] = {}
+        self._precedence: Precedence[str] = Precedence()
         self._there: dict[str, Copy] = {}
         self._pointed: dict[str, str] = {}
         self._looked_s = float("-inf")
@@ -66,6 +68,9 @@ class NamedCarrier:
             return False
         try:
             self._look(far)
+            there = {name: copy.attempt for name, copy in self._there.items()}
+            lesser = self._precedence.lesser(there, far)
+            here = [one for one in here if lesser.get(one.name) != one.copy.attempt]
             last = self._board.is_last([one.copy.attempt for one in newest_directories(here)])
             for one in wanted_directories(here, level, there=self._there, last=last):
                 self._send(far, one, folders, plans)
@@ -78,18 +83,24 @@ class NamedCarrier:
     # -- inside ----------------------------------------------------------------------------------
 
     def _here(self, folders: Sequence[Path]) -> list[Named]:
-        found: dict[str, Named] = {}
-        for folder in reversed(folders):
+        sources, known = [], dict[tuple[str, str], Named]()
+        for folder in folders:
             if folder not in self._sources:
                 self._sources[folder] = NamedFiles(DirectoryFar(folder, files=self._files))
+            source, looked = self._sources[folder], tuple[Named, ...]()
             with suppress(Away):  # told by its own carrier
-                found |= {one.name: one for one in self._sources[folder].look()}
-        for one in found.values():
+                looked = source.look()
+            sources.append((source.far, {one.name: one.copy.attempt for one in looked}))
+            # The pointers of the nearest count.
+            known = {(one.name, one.copy.attempt): one for one in looked} | known
+        counts = self._precedence.merge(sources)
+        found = [known[one] for one in counts.items()]
+        for one in found:
             if not one.here and one.copy not in self._told:
                 self._told.add(one.copy)
                 text = "%s does not go to %s: other nodes have a part of it in roots of their own"
                 logger.warning(text, one.name, self._url)
-        return [one for one in found.values() if one.copy not in self._damaged]
+        return [one for one in found if one.copy not in self._damaged]
 
     def _look(self, far: Far) -> None:
         is_cheap = scheme_of(self._url) is None

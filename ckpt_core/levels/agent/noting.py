@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ckpt_core.levels.agent.board import Board
 from ckpt_core.levels.agreed import Save
@@ -23,7 +23,11 @@ class Notes:
         self._settled: dict[int, str] = {}
 
     def look(
-        self, fitting: Mapping[int, str], there: Mapping[int, str], sought: Save | None
+        self,
+        fitting: Mapping[int, str],
+        there: Mapping[int, str],
+        sought: Save | None,
+        lesser: Collection[Save] = (),
     ) -> None:
         """Find out what has come there, and what never will.
 
@@ -31,6 +35,7 @@ class Notes:
             fitting: saves that the level takes, of those that are before it.
             there: what is whole there.
             sought: goes there however old it is.
+            lesser: these do not, since what is there of the same step stays.
         """
         settled = self._settled.items() & fitting.items()
         self._settled = dict(settled)
@@ -40,7 +45,9 @@ class Notes:
             if there.get(step) == attempt:
                 with self._board.change(self._url) as status:
                     status.has_reached(step, attempt)
-            elif step > newest or step in there or (step, attempt) == sought:
+            elif (step, attempt) not in lesser and (
+                step > newest or step in there or (step, attempt) == sought
+            ):
                 continue  # still to come
             else:
                 self._pass_over(step, attempt)

@@ -76,7 +76,7 @@ class ParityCarrier(Carrier):
         # Order matters: what is let go from here on is chosen by this, and whoever reads that relies on it.
         agreed = self._agreed = agreement(self._root, plan, self.url)
         self._board.goes_by(self.url, plan, agreed.order, never=self._damaged)
-        here = but_for(self._here(level), apart)
+        here = but_for(self._here(), apart)
         there = met.own.directories()
         kept = {
             step: attempt

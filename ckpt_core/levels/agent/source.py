@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -32,8 +32,9 @@ from ckpt_core.layout import (
     RankManifest,
 )
 from ckpt_core.levels.agent.pace import BLOCK_BYTES
+from ckpt_core.levels.agent.precedence import Precedence
 from ckpt_core.levels.far.directory import DirectoryFar
-from ckpt_core.levels.far.door import Copy
+from ckpt_core.levels.far.door import Away, Copy, Far
 from ckpt_core.system.files import Files, advice
 
 
@@ -252,7 +253,7 @@ class Source:
 
     def __init__(self, root: Path, *, files: Files) -> None:
         self._root = root
-        self._far = DirectoryFar(root, files=files)
+        self.far = DirectoryFar(root, files=files)
         self._seen: tuple[int, int] | None = None
         self._listed_s = float("-inf")
         self._steps: dict[int, str] = {}
@@ -261,7 +262,7 @@ class Source:
         """As `Far.steps`; listed anew when a name in the root has changed, or may have."""
         seen, now = self._changed(), time.monotonic()
         if seen is None or seen != self._seen or now - self._listed_s > _ANYWAY_S:
-            self._steps = self._far.steps()
+            self._steps = self.far.steps()
             self._seen, self._listed_s = seen, now
         return self._steps
 
@@ -274,6 +275,35 @@ class Source:
         # Clocks of files are coarse, and those of servers not ours: two changes may bear the same time.
         is_settled = abs(time.time() - found.st_mtime) > _SETTLED_S
         return (found.st_ino, found.st_mtime_ns) if is_settled else None
+
+
+class Sources:
+    """The steps of the root and of the directories before a level, looked at likewise."""
+
+    def __init__(self, *, files: Files) -> None:
+        self._files = files
+        self._known: dict[Path, Source] = {}
+        self._precedence: Precedence[int] = Precedence()
+
+    def steps(self, folders: Iterable[Path]) -> dict[int, str]:
+        """The saves that count, with their attempts; a folder that is away has none.
+
+        Args:
+            folders: the root, then directories, the nearest first.
+        """
+        found = []
+        for folder in folders:
+            if folder not in self._known:
+                self._known[folder] = Source(folder, files=self._files)
+            source, steps = self._known[folder], dict[int, str]()
+            with suppress(Away):  # a level before it that is away is told of by its own carrier
+                steps = source.steps()
+            found.append((source.far, steps))
+        return self._precedence.merge(found)
+
+    def lesser(self, there: Mapping[int, str], far: Far) -> dict[int, str]:
+        """See `Precedence.lesser`, of the last `steps`."""
+        return self._precedence.lesser(there, far)
 
 
 def _size(fd: int, path: Path) -> int:

@@ -1,7 +1,7 @@
 """Steps come back: what levels hold, and one of them made a step of the root again.
 
-    steps, bring      errands: what needs a connection
-    BringsBack        what a restore asks (`ckpt_core.restore.further`), for the rank that leads a root
+    steps, times, bring    errands: what needs a connection
+    BringsBack             what a restore asks (`ckpt_core.restore.further`), for the rank that leads a root
 
 Idea: a step that is brought is published like a save, and its manifest still names the attempt that saved
 it. So a kill leaves what a kill during a save leaves, and there is one way to read.
@@ -26,6 +26,7 @@ from ckpt_core.errors import (
     RestoreError,
     RootBusy,
 )
+from ckpt_core.layout import Manifest
 from ckpt_core.levels.bring.fetching import PATIENCE_S, Wanted, fetch
 from ckpt_core.levels.bring.sources import open_source
 from ckpt_core.levels.errands import Errands, Progress, run_errand
@@ -35,7 +36,7 @@ from ckpt_core.options import scheme_of
 from ckpt_core.store import Attempt
 from ckpt_core.system.files import Files
 from ckpt_core.system.interrupts import holding
-from ckpt_core.types import RankInfo
+from ckpt_core.types import RankInfo, step_dir_name
 
 logger = logging.getLogger("ckpt_core")
 
@@ -59,15 +60,49 @@ def steps(request: Json, progress: Progress, *, files: Files | None = None) -> J
     Returns:
         For each level `{"steps": [[step, attempt], ...]}`, or `{"problem": text}` where it did not answer.
     """
-    answers: list[Json] = [{"problem": "it has not answered in time"} for _ in request["levels"]]
     parity = {*request.get("parity", ())}
 
-    def ask(number: int, url: str) -> None:
+    def ask(far: Readable, url: str) -> Json:
+        found = _parity(far) if url in parity else far.steps()
+        return {"steps": list(found.items())}
+
+    return _asked(request["levels"], ask, timeout_s=request["timeout_s"], files=files)
+
+
+def times(request: Json, progress: Progress, *, files: Files | None = None) -> Json:
+    """When saves were made: `{"levels": [url, ...], "steps": [step, ...], "timeout_s": s}`.
+
+    Returns:
+        For each level `{"times": [[attempt, created_unix_s], ...]}`, or `{"problem": text}` likewise.
+    """
+
+    def ask(far: Readable, url: str) -> Json:
+        found = []
+        for step in request["steps"]:
+            data = far.manifest(step_dir_name(step))
+            if data is not None:
+                manifest = Manifest.decode(data, path=Path(url, step_dir_name(step)))
+                found.append((manifest.attempt, manifest.created_unix_s))
+        return {"times": found}
+
+    return _asked(request["levels"], ask, timeout_s=request["timeout_s"], files=files)
+
+
+def _asked(
+    urls: Sequence[str],
+    ask: Callable[[Readable, str], Json],
+    *,
+    timeout_s: float,
+    files: Files | None,
+) -> list[Json]:
+    """What levels say, asked all at once."""
+    answers: list[Json] = [{"problem": "it has not answered in time"} for _ in urls]
+
+    def hear(number: int, url: str) -> None:
         for pause_s in (*_PAUSES_S, 0.0):
             try:
                 with open_source(url, files=files) as far:
-                    found = _parity(far) if url in parity else far.steps()
-                    answers[number] = {"steps": list(found.items())}
+                    answers[number] = ask(far, url)
                 return
             except (CkptError, OSError) as exc:
                 answers[number] = {"problem": str(exc)}
@@ -76,10 +111,10 @@ def steps(request: Json, progress: Progress, *, files: Files | None = None) -> J
             time.sleep(pause_s)
 
     threads = [
-        threading.Thread(target=ask, args=pair, name="ckpt-levels", daemon=True)
-        for pair in enumerate(request["levels"])
+        threading.Thread(target=hear, args=pair, name="ckpt-levels", daemon=True)
+        for pair in enumerate(urls)
     ]
-    deadline = time.monotonic() + request["timeout_s"]
+    deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -162,16 +197,15 @@ class BringsBack:
         self._urls, self._store, self._info = list(urls), store, info
         self._files, self._timeout_s = files, timeout_s
         self._levels: list[_Level] | None = None
+        self._steps: dict[int, tuple[str, ...]] = {}
         self._away: tuple[str, ...] = ()
 
-    def steps(self) -> dict[int, str]:
+    def steps(self) -> dict[int, tuple[str, ...]]:
         """See `FurtherLevels`."""
         if self._levels is None:
             self._levels = self._ask()
-        found: dict[int, str] = {}
-        for level in self._levels:
-            found = {**level.steps, **found}
-        return found
+            self._steps = self._in_order(self._levels)
+        return self._steps
 
     def away(self) -> tuple[str, ...]:
         """See `FurtherLevels`."""
@@ -199,13 +233,39 @@ class BringsBack:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _in_order(self, levels: Sequence[_Level]) -> dict[int, tuple[str, ...]]:
+        """All saves of each step, the one made last first; where levels do not tell that, the nearest."""
+        saves: dict[int, list[str]] = {}
+        for level in levels:
+            for step, attempt in level.steps.items():
+                if attempt not in saves.setdefault(step, []):
+                    saves[step].append(attempt)
+        # A level may have been left out for a while, and hold what the run has gone back behind since.
+        several = {step for step, attempts in saves.items() if len(attempts) > 1}
+        urls = [level.url for level in levels if not several.isdisjoint(level.steps)]
+        made: dict[str, float] = {}
+        if several:
+            timeout_s = min(_LIST_S, self._timeout_s / 4)  # the other ranks wait for both answers
+            answers = self._answers("times", urls, timeout_s=timeout_s, steps=sorted(several))
+            made = {save: at for one in answers for save, at in one.get("times", ())}
+        for step in several:
+            if made.keys() >= {*saves[step]}:
+                saves[step].sort(key=made.__getitem__, reverse=True)
+        return {step: tuple(attempts) for step, attempts in saves.items()}
+
+    def _answers(
+        self, name: str, urls: Sequence[str], *, timeout_s: float, **more: Json
+    ) -> list[Json]:
+        request = {"levels": list(urls), "timeout_s": timeout_s, **more}
+        try:
+            found: list[Json] = self._done(name, request, urls, timeout_s=timeout_s + 5.0)
+        except Away as exc:
+            found = [{"problem": str(exc)} for _ in urls]
+        return found
+
     def _ask(self) -> list[_Level]:
         timeout_s = min(_LIST_S, self._timeout_s / 2)
-        request = {"levels": self._urls, "timeout_s": timeout_s}
-        try:
-            answers = self._done("steps", request, self._urls, timeout_s=timeout_s + 5.0)
-        except Away as exc:
-            answers = [{"problem": str(exc)} for _ in self._urls]
+        answers = self._answers("steps", self._urls, timeout_s=timeout_s)
         levels, away = [], []
         for url, answer in zip(self._urls, answers, strict=True):
             if "problem" in answer:
@@ -274,7 +334,7 @@ class BringsBack:
         """An errand; where only directories are asked it needs no process of its own."""
         if any(scheme_of(url) is not None for url in urls):
             return self._errand(name, request, timeout_s=timeout_s, progress=progress)
-        action = {"steps": steps, "bring": bring}[name]
+        action = {"steps": steps, "times": times, "bring": bring}[name]
 
         def act(tell: Progress) -> Json:
             def told(done: int, total: int) -> None:

@@ -187,7 +187,9 @@ def _candidates(
                 else one.name == wish.directory
             )
             if fits and one.here and one.copy.step > wish.above:
-                key = (-one.copy.step, wish.pointer not in one.current, number, one.name)
+                # Order matters: the nearest level may have been left out for a while, and hold what is old.
+                age = (-one.copy.step, wish.pointer not in one.current, -one.made_unix_s)
+                key = (*age, number, one.name)
                 found.append((key, one, far))
     for _, one, far in sorted(found, key=lambda row: row[0]):
         yield one, far
