@@ -183,6 +183,7 @@ class LevelStatus:
         url: which.
         steps: whole there, as it was last seen: step -> attempt.
         files: directories of files that are whole there, likewise: name -> attempt.
+        files_skipped: those of the places before it that never will be, likewise.
         reached: saves of this root that have come there, the latest last, likewise; also those that are
             retired since.
         skipped: saves that were to go there and never will: passed over for newer ones, or retired before.
@@ -203,6 +204,7 @@ class LevelStatus:
     url: str
     steps: dict[int, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    files_skipped: dict[str, str] = field(default_factory=dict)
     reached: dict[int, str] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
     sending: int | None = None

@@ -119,6 +119,16 @@ def wanted_directories(
     return tuple(sorted(fitting, key=lambda one: (one.copy.step, bool(one.current), one.name)))
 
 
+def overtaken(here: Iterable[Named], level: Level, *, there: Mapping[str, Copy]) -> dict[str, str]:
+    """Directories that a level never gets, since newer ones are there: name -> attempt."""
+    newest = max((copy.step for copy in there.values()), default=-1)
+    return {
+        one.name: one.copy.attempt
+        for one in here
+        if meets(one.copy.step, level) and one.copy.step < newest and one.name not in there
+    }
+
+
 def due_pointers(
     here: Iterable[Named], *, there: Mapping[str, Copy], pointed: Mapping[str, str]
 ) -> dict[str, str]:

@@ -85,8 +85,9 @@ class Trail:
         if others and step not in self.told:
             self.told.add(step)
             warn(
-                f"further levels hold {len(others) + 1} different saves of step {step}: {attempt} is restored, which "
-                f"was made last as far as they tell; a level that was left out for a while may hold older ones"
+                f"further levels hold {len(others) + 1} different saves of step {step}: {attempt} is "
+                f"restored, which was made last as far as they tell. A level that was left out for a while "
+                f"may hold older ones"
             )
 
     def pass_over(self, step: int, error: RestoreError) -> None:

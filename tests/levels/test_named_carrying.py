@@ -79,6 +79,30 @@ def test_the_handle_of_a_directory_says_when_it_has_come_to_a_level(
         end_agent(root)
 
 
+def test_a_directory_below_the_newest_at_the_level_is_passed_over_and_that_is_said(
+    root: Path, tmp_path: Path
+) -> None:
+    far = tmp_path / "far"
+    old, new = save(far, 10), save(far, 20)
+    try:
+        with Checkpointer(root, SMALL, levels=[level(far, every=1)]) as ck:
+            opened = ck.begin_files(15, "global_step15", pointer="latest")
+            opened.add("model.pt", {"w": 1})
+            handle = opened.seal()
+            ck.wait(level=1)
+            with pytest.raises(CommitError, match="was passed over: newer ones are there"):
+                handle.reached(1).result(60)
+            with pytest.raises(
+                CommitError, match=r"global_step15 was saved last.*global_step20 is"
+            ):
+                ck.wait(level=1, last=True)
+            status = read_status(root)
+            assert status is not None and [*status.levels[0].files_skipped] == ["global_step15"]
+        assert whole(far) == {old: 10, new: 20} and pointer(far) == new
+    finally:
+        end_agent(root)
+
+
 def test_retention_at_a_level_leaves_directories_alone(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:

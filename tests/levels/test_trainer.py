@@ -274,6 +274,78 @@ def test_a_last_step_that_does_not_come_is_told(bench: Bench) -> None:
             ck.wait(last=True)
 
 
+OLD = "000000000030-0000000a"
+
+
+def test_a_last_step_below_newer_ones_at_the_level_is_told_at_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    with bench.open(timeout=600.0) as ck:
+        handle = save(ck, 15)
+        bench.say(LevelStatus(bench.url, steps={30: OLD}, skipped=saves(bench, 15)))
+        assert "passed over: step 30 is there, of before training went back" in failure(handle)
+        ck.wait(level=1)
+        with pytest.raises(CommitError, match=r"step 30 is in .*far, .*ckpt-core rm .* --after 15"):
+            ck.wait(level=1, last=True)
+        save(ck, 16)
+        until(lambda: "step 15 is saved while the level" in caplog.text)
+        bench.say(LevelStatus(bench.url, steps={}))
+        bench.say(LevelStatus(bench.url, steps={30: OLD}))
+        ck._engine.levels._tender.do(lambda: None)  # type: ignore[attr-defined]
+    assert caplog.text.count("a restart resumes from step 30") == 1
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_the_last_step_is_what_was_saved_last_and_not_the_highest_number(
+    bench: Bench, every: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with bench.open(Level(bench.url, every=every), timeout=600.0) as ck:
+        save(ck, 30)
+        save(ck, 15)
+        bench.say(LevelStatus(bench.url, steps=saves(bench, 30) if every == 1 else {}))
+        place = bench.url if every == 1 else bench.root
+        with pytest.raises(CommitError, match=rf"step 15 was saved last.*: step 30 is in {place}"):
+            ck.wait(level=1, last=True)
+    assert "holds step 30" in caplog.text and "while the level" not in caplog.text
+
+
+def test_a_last_step_that_has_replaced_one_below_newer_ones_is_there(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    with bench.open(timeout=600.0) as ck:
+        save(ck, 15)
+        bench.say(LevelStatus(bench.url, steps={15: "000000000015-0000000a", 30: OLD}))
+        there = saves(bench, 15) | {30: OLD}
+        threading.Timer(0.5, lambda: bench.say(LevelStatus(bench.url, steps=there))).start()
+        ck.wait(level=1, last=True)
+        assert ck._engine.levels._following.seen[0].steps == there  # type: ignore[attr-defined]
+        until(lambda: "a restart resumes from step 30" in caplog.text)
+
+
+def test_a_save_that_fails_is_not_what_was_saved_last(bench: Bench) -> None:
+    with bench.open(timeout=600.0, on_error="warn") as ck:
+        save(ck, 15)
+        (bench.root / ".inflight").rmdir()
+        (bench.root / ".inflight").write_text("in the way")
+        assert ck.save(16, {"w": torch.zeros(3)}).committed.exception(SOON_S)
+        bench.say(LevelStatus(bench.url, steps=saves(bench, 15)))
+        ck.wait(level=1, last=True)
+
+
+def test_a_directory_that_is_passed_over_is_not_waited_for(bench: Bench) -> None:
+    with bench.open(timeout=600.0) as ck:
+        files = ck.begin_files(5, "global_step5")
+        files.add("a.pt", {"w": torch.zeros(3)})
+        handle = files.seal()
+        path = handle.committed.result(SOON_S) / "manifest.json"
+        mine = Manifest.decode(path.read_bytes(), path=path).attempt
+        newer = {"global_step6": "000000000006-00000000"}
+        bench.say(LevelStatus(bench.url, files=newer, files_skipped={"global_step5": mine}))
+        assert "was passed over: newer ones are there" in failure(handle)
+        with pytest.raises(CommitError, match=r"global_step5 was saved last.*global_step6 is in"):
+            ck.wait(level=1, last=True)
+
+
 # -- retention ---------------------------------------------------------------------------------------
 
 
@@ -418,12 +490,12 @@ def test_which_steps_never_meet_every_100(steps: Any, said: bool, caplog: Any) -
     from ckpt_core.levels.trainer.rhythm import Rhythm
     from ckpt_core.save import Followed
 
-    rhythm = Rhythm([Level("/far", every=100)])
+    rhythm = Rhythm([Level("/far", every=100)], Path("/root"))
     for step in steps:
         done: Future[Path] = Future()
         done.set_result(Path())
         rhythm.follow(Followed(step, "", done))
-        rhythm.look()
+        rhythm.look(())
     assert ("no step goes" in caplog.text) is said
     found = re.search(r"Give the level every=(\d+), .* save at multiples of 100", caplog.text)
     assert (found is not None) is said

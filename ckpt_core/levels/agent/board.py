@@ -210,4 +210,10 @@ class Board:
 
 def _awaited(status: LevelStatus) -> tuple[object, ...]:
     """What a Checkpointer may wait for; how far something is on its way is no news."""
-    return {**status.reached}, {**status.skipped}, {**status.files}, status.problem, status.pinned
+    return (
+        {**status.reached},
+        {**status.skipped},
+        {**status.files, **status.files_skipped},
+        status.problem,
+        status.pinned,
+    )

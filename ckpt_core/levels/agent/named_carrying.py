@@ -28,6 +28,7 @@ from ckpt_core.levels.named import (
     NamedFiles,
     due_pointers,
     newest_directories,
+    overtaken,
     wanted_directories,
 )
 from ckpt_core.options import Level, scheme_of
@@ -52,6 +53,7 @@ class NamedCarrier:
         self._looked_s = float("-inf")
         self._told: set[Copy] = set()
         self._damaged: set[Copy] = set()
+        self._passed: dict[str, str] = {}
         self._before = SentBefore()
 
     def turn(self, far: Far, level: Level, folders: Sequence[Path], plans: Plans) -> bool:
@@ -71,6 +73,7 @@ class NamedCarrier:
             there = {name: copy.attempt for name, copy in self._there.items()}
             lesser = self._precedence.lesser(there, far)
             here = [one for one in here if lesser.get(one.name) != one.copy.attempt]
+            self._pass_over(overtaken(here, level, there=self._there))
             last = self._board.is_last([one.copy.attempt for one in newest_directories(here)])
             for one in wanted_directories(here, level, there=self._there, last=last):
                 self._send(far, one, folders, plans)
@@ -157,6 +160,13 @@ class NamedCarrier:
             self._board.moved()
         return bool(due)
 
+    def _pass_over(self, overtaken: dict[str, str]) -> None:
+        passed = {one.target: one.attempt for one in self._damaged} | overtaken
+        if passed != self._passed:
+            self._passed = passed
+            self._tell()
+
     def _tell(self) -> None:
         with self._board.change(self._url) as status:
             status.files = {name: copy.attempt for name, copy in self._there.items()}
+            status.files_skipped = self._passed

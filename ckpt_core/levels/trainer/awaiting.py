@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_core.errors import CommitError
@@ -11,7 +11,7 @@ from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.far.looking import Looked
 from ckpt_core.levels.mailbox import LevelStatus
 from ckpt_core.levels.named import NamedFiles, newest_directories, wanted_directories
-from ckpt_core.levels.wants import but_for, lasting, wanted
+from ckpt_core.levels.wants import but_for, lasting, meets, wanted
 from ckpt_core.options import Level
 from ckpt_core.store import committed_steps, pinned_steps
 from ckpt_core.system.files import Files
@@ -74,15 +74,21 @@ class Attempts:
 
 
 class Due:
-    """What is committed in a root, due at a level, and not there. Used by one thread at a time."""
+    """What is committed in a root, due at a level, and not there. Used by one thread at a time.
 
-    def __init__(self, root: Path, *, files: Files) -> None:
-        self._root = root
+    Args:
+        saved: asked what this Checkpointer has saved last.
+    """
+
+    def __init__(
+        self, root: Path, *, files: Files, saved: Callable[[], Sequence[Copy]] = tuple
+    ) -> None:
+        self._root, self._saved = root, saved
         self._attempts = Attempts(root)
         self._named = NamedFiles(DirectoryFar(root, files=files))
 
     def newest(self, *, apart: Collection[str] = ()) -> tuple[Copy, ...]:
-        """The newest step, and the newest directories of files: what was saved last.
+        """What was saved last; of steps, or directories, of which nothing was: those of the highest number.
 
         Args:
             apart: attempts that training has gone back behind: the newest step but for these, too.
@@ -94,8 +100,11 @@ class Due:
         steps = self._attempts.of(committed if apart else committed[-1:])
         ours = [*but_for(steps, apart)]
         steps = {step: steps[step] for step in {*committed[-1:], *ours[-1:]}}
-        named = [one.copy for one in newest_directories(self._named.look())]
-        return (*[Copy(step, attempt) for step, attempt in steps.items() if attempt], *named)
+        found = [Copy(step, attempt) for step, attempt in steps.items() if attempt]
+        found += [one.copy for one in newest_directories(self._named.look())]
+        saved = self._saved()
+        kinds = {one.directory is None for one in saved}
+        return (*saved, *[one for one in found if (one.directory is None) not in kinds])
 
     def left(
         self,
@@ -105,6 +114,7 @@ class Due:
         apart: Collection[str] = (),
         last: Sequence[Copy] = (),
         needed: Copy | None = None,
+        nodes: bool = False,
     ) -> list[str]:
         """Steps and directories of files, for people; also those of `last`, whatever `every` says.
 
@@ -112,9 +122,10 @@ class Due:
             seen: what is known of the level; None: nothing.
             apart: attempts that a level of parity never gets, or has no more.
             needed: a step that has to be there itself, however new what is there may be.
+            nodes: nodes of the job keep one another's steps there: what training has gone back behind goes.
 
         Raises:
-            CommitError: nothing is left but steps that never go there.
+            CommitError: nothing is left but steps that never go there; or what was saved last does not.
             Away: the root cannot be read.
         """
         seen = seen or LevelStatus(level.url)
@@ -123,18 +134,25 @@ class Due:
             apart = ()
         # The agent may not have looked again since training has gone back.
         here, there = but_for(found, apart), but_for(seen.steps, apart)
+        saved, files = self._saved(), {name: Copy.of(it, name) for name, it in seen.files.items()}
         lasts = [
-            one for one in last if one.attempt not in apart and _is_missing(one, level, seen, there)
+            one
+            for one in last
+            if one.attempt not in apart
+            and _is_missing(one, level, seen, there, itself=one in saved)
         ]
+        # Parity is kept of steps alone.
+        looked = () if level.parity else self._named.look()
+        at = [*(Copy(*save) for save in there.items()), *files.values()]
+        before = [*(Copy(*save) for save in here.items()), *(one.copy for one in looked)]
+        for one in () if nodes else lasts:
+            if one in saved or one.directory is not None:
+                self._check_comes(one, level, at, before)
         due = {step: here[step] for step in wanted(here, level, there=there)}
         due |= {one.step: one.attempt for one in lasts if one.directory is None}
         if needed is not None and there.get(needed.step) != needed.attempt:
             due[needed.step] = needed.attempt
-        files = {name: Copy.of(attempt, name) for name, attempt in seen.files.items()}
-        # Parity is kept of steps alone.
-        named = (
-            wanted_directories(self._named.look(), level, there=files) if not level.parity else ()
-        )
+        named = wanted_directories(looked, level, there=files)
         left = [f"step {step}" for step in sorted(due) if seen.skipped.get(step) != due[step]]
         names = {one.name for one in named}
         left += sorted(names | {one.target for one in lasts if one.directory is not None})
@@ -146,11 +164,45 @@ class Due:
             raise CommitError(f"{text}. They are safe where they are", step=max(due))
         return left
 
+    def _check_comes(
+        self, save: Copy, level: Level, there: Collection[Copy], here: Collection[Copy]
+    ) -> None:
+        """Raises CommitError where a level never gets what was saved last."""
+        what, newer, where = _text(save), None, level.url
+        if save.target not in {one.target for one in there}:
+            newer = _newer(save, there)
+        if newer is None and not meets(save.step, level):
+            # Beside what `every` takes the agent sends what is newest in the root, and nothing else.
+            newer, where = _newer(save, here), str(self._root)
+        if newer is None:
+            return
+        how = "" if save.directory else f": ckpt-core rm {self._root} --after {save.step}"
+        raise CommitError(
+            f"{what} was saved last, and does not go to {level.url}: {_text(newer)} is in {where}, of before "
+            f"training went back, and a restart resumes from that. {what} is safe in {self._root}. To go on "
+            f"from it, end the run and remove what is newer{how}",
+            step=save.step,
+            path=self._root,
+        )
 
-def _is_missing(save: Copy, level: Level, seen: LevelStatus, there: Mapping[int, str]) -> bool:
-    """Whether a level has neither this very save nor a newer one."""
+
+def _newer(save: Copy, others: Collection[Copy]) -> Copy | None:
+    """The newest of its kind, if that is newer than a save."""
+    kind = save.directory is None
+    newer = [one for one in others if one.step > save.step and (one.directory is None) == kind]
+    return max(newer, key=lambda one: one.step, default=None)
+
+
+def _text(save: Copy) -> str:
+    return save.directory or f"step {save.step}"
+
+
+def _is_missing(
+    save: Copy, level: Level, seen: LevelStatus, there: Mapping[int, str], *, itself: bool
+) -> bool:
+    """Whether a level has neither this very save nor, unless it has to be `itself`, a newer one."""
     if save.directory is not None:
         return not level.parity and seen.files.get(save.directory) != save.attempt
-    if save.step in there:
-        return there[save.step] != save.attempt
+    if itself or save.step in there:
+        return there.get(save.step) != save.attempt
     return save.step > max(there, default=-1)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ckpt_core.errors import CommitError
 from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.mailbox import REMEMBERED, LevelStatus, Status
+from ckpt_core.levels.trainer.last_saved import LastSaved
 from ckpt_core.levels.wants import meets
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.options import Level
@@ -56,6 +57,7 @@ class Following:
         self._status: Status | None = None
         self._asked: list[_Asked] = []
         self._latest: dict[int, Followed] = {}
+        self._last_saved = {True: LastSaved(), False: LastSaved()}
         self._ended = ""
         self._told: list[_Told] = [_Told() for _ in levels]
         self._refused = ""
@@ -76,11 +78,18 @@ class Following:
         return [None] * len(self._levels) if status is None else list(status.levels)
 
     def note(self, save: Followed) -> None:
-        """A save of a step has begun. Called on the training thread."""
+        """A save has begun. Called on the training thread."""
+        self._last_saved[save.destination is None].note(save)
+        if save.destination is not None:
+            return
         self._latest.pop(save.step, None)
         self._latest[save.step] = save
         if len(self._latest) > REMEMBERED:
             del self._latest[next(iter(self._latest))]
+
+    def last_saved(self) -> tuple[Copy, ...]:
+        """What was saved last, a step and directories of files, if anything was. Called on that thread."""
+        return tuple([copy for last in self._last_saved.values() for copy in last.copies()])
 
     def ask(self, save: Followed, level: int) -> Future[None]:
         """A future for one save at one level, counted from 0."""
@@ -159,7 +168,10 @@ class Following:
         if seen is None or seen.sending == step:
             return ""
         if seen.skipped.get(step) == asked.save.attempt:
-            return "was passed over, since the level lags behind" + _because(seen)
+            return self._passed_over(step, seen)
+        named = asked.save.destination
+        if named is not None and seen.files_skipped.get(named.directory) == asked.save.attempt:
+            return "was passed over: newer ones are there, or agent.log says why" + _because(seen)
         if _may_come(asked.save, seen):
             asked.missed_s = None
             return ""
@@ -168,6 +180,13 @@ class Following:
         if now - asked.missed_s < _GRACE_S:
             return ""
         return "was passed over, or has been retired there since; newer steps are there"
+
+    def _passed_over(self, step: int, seen: LevelStatus) -> str:
+        newest = max(seen.steps, default=-1)
+        ours = {save.attempt for save in tuple(self._latest.values())}
+        if newest > step and seen.steps[newest] not in ours:
+            return f"was passed over: step {newest} is there, of before training went back"
+        return "was passed over, since the level lags behind" + _because(seen)
 
     def _is_replaced(self, save: Followed) -> bool:
         """Whether a later save of its step has been committed."""

@@ -89,13 +89,13 @@ class Levels(NoLevels):
         self._plain = tuple([level for level in levels if not level.of_nodes])
         check_places(root, self._plain)
         self._peers = Peers.among(levels, root, coordination, files=files, timeout_s=timeout_s)
-        self._coordination = coordination
-        self._timeout_s = timeout_s
+        self._coordination, self._timeout_s = coordination, timeout_s
         self._pid = os.getpid()
         self._claim: Claim | None = None
         self._following = Following(self._levels, events)
-        self._rhythm = Rhythm(self._levels)
-        self._attempts, self._due = Attempts(root), Due(root, files=files)
+        self._rhythm = Rhythm(self._levels, root)
+        self._attempts = Attempts(root)
+        self._due = Due(root, files=files, saved=self._following.last_saved)
         self._agent = Agent(root)
         self._works = self._closed_plan = False
         self._last: tuple[str, ...] = ()
@@ -183,9 +183,9 @@ class Levels(NoLevels):
 
     def follow(self, save: Followed) -> Reaching:
         """See `NoLevels.follow`."""
+        self._following.note(save)
         if save.destination is None:
             self._rhythm.follow(save)
-            self._following.note(save)
             self._saves = True
             save.committed.add_done_callback(self._has_ended)
         # The agent may have it at a level before the name is synced here, and says so once.
@@ -218,10 +218,10 @@ class Levels(NoLevels):
         number = number_of(level, self._levels, self._peers)
         lasts = self._take_last() if last else ()
         # Of nodes that keep one another's steps a new one has nothing yet, whatever `every` says.
-        needed = self._restored if self._is_of_nodes(number) else None
-        place = self._levels[number]
+        place, nodes = self._levels[number], self._is_of_nodes(number)
+        needed = self._restored if nodes else None
         while left := self._due.left(
-            place, self._seen(number), apart=self._apart(), last=lasts, needed=needed
+            place, self._seen(number), apart=self._apart(), last=lasts, needed=needed, nodes=nodes
         ):
             status = self._following.seen[number]
             problem = (self._problem or ("" if status is None else status.problem)).rstrip(".")
@@ -339,7 +339,7 @@ class Levels(NoLevels):
             self._fence()
         elif self._works and self._problem != _FENCED:
             self._problem = self._agent.look() or self._silence()
-        self._rhythm.look()
+        self._rhythm.look(self._following.seen if self._works else ())
         self._following.settle()
 
     def _silence(self) -> str:

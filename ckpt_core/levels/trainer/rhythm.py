@@ -1,14 +1,17 @@
-"""Whether any step that is saved goes to a level: an `every` that none meets is said once."""
+"""Whether what is saved goes to a level: an `every` that none meets, and newer steps there, are said once."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
+from ckpt_core.levels.mailbox import LevelStatus
 from ckpt_core.levels.wants import meets
 from ckpt_core.options import Level
 from ckpt_core.save import Followed
+from ckpt_core.store import committed_steps
 
 _log = logging.getLogger("ckpt_core")
 
@@ -19,25 +22,52 @@ _FAR = 10
 """After so many multiples of `every` none is expected any more."""
 
 
-class Rhythm:
-    """The committed steps so far, against `every`."""
+_AHEAD = (
+    "step %d is saved while the level %s holds step %d: a restart resumes from step %d, not from this one, "
+    "and what is saved below it is not sent there. To go on from here, remove what is newer than the last "
+    "save of this run once it has ended (ckpt-core rm %s --after N, N being the step of that save)"
+)
 
-    def __init__(self, levels: Sequence[Level]) -> None:
-        self._levels = list(levels)
+
+class Rhythm:
+    """The committed steps so far, against `every` and what is at the levels."""
+
+    def __init__(self, levels: Sequence[Level], root: Path) -> None:
+        self._levels, self._root = list(levels), root
+        self._of_nodes = [level.of_nodes for level in levels]
+        self._has_told = False
         self._under_way: list[Followed] = []
         self._count = self._stride = self._first = self._newest = 0
 
     def follow(self, save: Followed) -> None:
         """A save has begun. Called on the training thread; one append."""
-        if self._levels:
-            self._under_way.append(save)
+        self._under_way.append(save)
 
-    def look(self) -> None:
-        """Count what has been committed since, and say what is to be said. Called by another thread."""
+    def look(self, seen: Sequence[LevelStatus | None]) -> None:
+        """Count what has been committed since, and say what is to be said. Called by another thread.
+
+        Args:
+            seen: what is known of each level, where it is for this process to say so.
+        """
         while self._under_way and self._under_way[0].committed.done():
             save = self._under_way.pop(0)
             if save.committed.exception() is None:
                 self._committed(save.step)
+        if self._count and not self._has_told:
+            self._look_ahead(seen)
+
+    def _look_ahead(self, seen: Sequence[LevelStatus | None]) -> None:
+        """Say where a level holds newer steps than this run and its root."""
+        for status, of_nodes in zip(seen, self._of_nodes, strict=False):
+            # What nodes keep of one another goes by itself.
+            there = -1 if status is None or of_nodes else max(status.steps, default=-1)
+            if status is None or there <= self._newest:
+                continue
+            # Of newer steps in the root the store has told.
+            if there > max(committed_steps(self._root), default=-1):
+                self._has_told = True
+                _log.warning(_AHEAD, self._newest, status.url, there, there, self._root)
+                return
 
     def _committed(self, step: int) -> None:
         self._first = step if self._count == 0 else self._first
