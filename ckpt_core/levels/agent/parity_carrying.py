@@ -255,6 +255,8 @@ class ParityCarrier(Carrier):
 
     def _has_reached(self, save: Copy) -> None:
         self._there[save.step] = save.attempt
+        # Order matters: who hears that it has reached votes at once, and is to find it there.
+        self._board.seen(self.url, self._there)
         self._board.moved()
         with self._board.change(self.url) as status:
             status.rests()

@@ -87,11 +87,12 @@ class Due:
         self._attempts = Attempts(root)
         self._named = NamedFiles(DirectoryFar(root, files=files))
 
-    def newest(self, *, apart: Collection[str] = ()) -> tuple[Copy, ...]:
+    def newest(self, *, apart: Collection[str] = (), nodes: bool = False) -> tuple[Copy, ...]:
         """What was saved last; of steps, or directories, of which nothing was: those of the highest number.
 
         Args:
             apart: attempts that training has gone back behind: the newest step but for these, too.
+            nodes: as for `left`; then those of the highest number.
 
         Raises:
             Away: the root cannot be read.
@@ -102,7 +103,7 @@ class Due:
         steps = {step: steps[step] for step in {*committed[-1:], *ours[-1:]}}
         found = [Copy(step, attempt) for step, attempt in steps.items() if attempt]
         found += [one.copy for one in newest_directories(self._named.look())]
-        saved = self._saved()
+        saved = () if nodes else self._saved()
         kinds = {one.directory is None for one in saved}
         return (*saved, *[one for one in found if (one.directory is None) not in kinds])
 
@@ -134,7 +135,8 @@ class Due:
             apart = ()
         # The agent may not have looked again since training has gone back.
         here, there = but_for(found, apart), but_for(seen.steps, apart)
-        saved, files = self._saved(), {name: Copy.of(it, name) for name, it in seen.files.items()}
+        saved = () if nodes else self._saved()
+        files = {name: Copy.of(it, name) for name, it in seen.files.items()}
         lasts = [
             one
             for one in last

@@ -216,9 +216,9 @@ class Levels(NoLevels):
             PersistError: the agent cannot be told.
         """
         number = number_of(level, self._levels, self._peers)
-        lasts = self._take_last() if last else ()
         # Of nodes that keep one another's steps a new one has nothing yet, whatever `every` says.
         place, nodes = self._levels[number], self._is_of_nodes(number)
+        lasts = self._take_last(nodes) if last else ()
         needed = self._restored if nodes else None
         while left := self._due.left(
             place, self._seen(number), apart=self._apart(), last=lasts, needed=needed, nodes=nodes
@@ -244,8 +244,8 @@ class Levels(NoLevels):
             return seen
         return seen if (seen.token, seen.restored) == (claim.token, peers.restored) else None
 
-    def _take_last(self) -> tuple[Copy, ...]:
-        claim, lasts = self._claim, self._due.newest(apart=self._apart())
+    def _take_last(self, nodes: bool) -> tuple[Copy, ...]:
+        claim, lasts = self._claim, self._due.newest(apart=self._apart(), nodes=nodes)
         self._last = tuple([one.attempt for one in lasts])
         if self._works and claim is not None:
             self._tender.do(lambda: self._write_plan(claim, closed=False))
