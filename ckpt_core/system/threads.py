@@ -36,7 +36,7 @@ _locks: set[weakref.ref[Any]] = set()
 _newest = object()
 """Another one for each lock that is made."""
 _known: tuple[object, tuple[Any, ...]] = (None, ())
-"""What `_newest` was, and all locks then: those that have gone since are kept until the next one is made."""
+"""What `_newest` was, and all locks then: those that have gone since are kept until this is made anew."""
 
 _LOOK_AGAIN_S = 0.5
 """Whoever rings the bells may be interrupted between two of them."""
@@ -64,8 +64,10 @@ def locks_held() -> list[Any]:
     """
     global _known
     known = _known
-    # Each call of training begins with this, and few come behind a lock that is new.
+    # Each call of training begins with this, and those that save nothing find no lock that is new.
     if known[0] is not _newest:
+        # Let go of first: else those that have gone would be found again each time, and never go.
+        _known = known = None, ()
         # Order matters: one that is made meanwhile is looked for at the next call, and nobody has it yet.
         newest = _newest
         # A copy, since it is made in C at one go: others make locks, and the collector drops some, meanwhile.
