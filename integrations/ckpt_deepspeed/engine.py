@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,13 +25,12 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 from ckpt_core import Checkpointer, CkptError, ConfigError, FilesSave, SaveHandle
 from ckpt_deepspeed.early import Early
 from ckpt_deepspeed.mapping import Mappings
-from ckpt_deepspeed.roots import ROOTS
+from ckpt_deepspeed.roots import ROOTS, is_trainers
 from ckpt_deepspeed.settings import EngineSettings, Wait
 
 _log = logging.getLogger("ckpt_deepspeed")
 
 LATEST = "latest"
-_TRAINERS = re.compile(r"checkpoint-\d+")
 _OPTIMIZER = "optimizer"
 _OPTIMIZERS = "optim_states.pt"
 _REPLACED = ("*_states.pt",)
@@ -129,12 +127,13 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         tag = self._tag = _Tag(info)
         if self._saving is None:
             return
-        tag.moves = not ROOTS.has(info.save_dir) and self._moves_to(info.save_dir)
+        moves = self._moves_to(info.save_dir)
         problem: CkptError | None = None
         try:
-            ROOTS.trim(info.save_dir)
+            ROOTS.trim(info.save_dir, moves=moves)
         except CkptError as exc:
             problem = exc
+        tag.moves = moves and not ROOTS.has(info.save_dir)
         # Here, since the ranks do it together: a rank without a file of its own never calls `save`.
         tag.checkpointer = ROOTS.of(
             info.save_dir, self.settings.options, per_node=self._saving.per_node
@@ -310,7 +309,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         """Whether a program may delete what it has elsewhere once this save has returned: Trainer does."""
         place = os.path.realpath(save_dir)
         if self._place is None:
-            return _TRAINERS.fullmatch(os.path.basename(place)) is not None
+            return is_trainers(place)
         return place != self._place
 
     def _early(self, given: Mapping[str, Any]) -> Early | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -26,6 +27,7 @@ from ckpt_core import (
 )
 
 _USUALLY_OPEN, _MOST_OPEN = 2, 8
+_TRAINERS = re.compile(r"checkpoint-\d+")
 
 
 @dataclass(slots=True)
@@ -100,24 +102,30 @@ class Roots:
         self._all = others | {key: found}
         return found.checkpointer
 
-    def trim(self, save_dir: str | os.PathLike[str]) -> None:
+    def trim(self, save_dir: str | os.PathLike[str], *, moves: bool = False) -> None:
         """Close directories that nobody has saved to for long, before `save_dir` is opened: each has threads
         and staging memory of its own. One that was closed and comes back is saved to by turns with others:
-        it gets a place beside them. All ranks call it, and know no more than what was saved where; waits for
-        their saves.
+        it gets a place beside them, unless its name is Trainer's, which deletes it. All ranks call it, and
+        know no more than what was saved where; waits for their saves.
+
+        Args:
+            moves: the engine saved elsewhere before. If `save_dir` is open and no tag is left in it, as where
+                it was deleted, it is closed too, and so opened as a new one is.
 
         Raises:
             CkptError: one of these failed and was not reported yet.
         """
-        if self.has(save_dir):
+        key = os.path.realpath(save_dir)
+        if self.has(key) and not (moves and self._is_emptied(key)):
             return
-        passing = [key for key, root in self._open.items() if not root.stays]
-        back = sum(self._open[key].is_back for key in passing)
-        back += os.path.realpath(save_dir) in self._trimmed
+        passing = [name for name, root in self._open.items() if name != key and not root.stays]
+        back = sum(self._open[name].is_back for name in passing) + (key in self._trimmed)
         going = passing[: 1 - min(_USUALLY_OPEN + back, _MOST_OPEN)]
         # Of all names those of a run with a directory for each save would become many.
-        self._trimmed = [*self._trimmed, *going][-_MOST_OPEN:]
-        _all_of(partial(self._close, key) for key in going)
+        kept = [*self._trimmed, *(name for name in going if not is_trainers(name))]
+        self._trimmed = kept[-_MOST_OPEN:]
+        going += [key] * self.has(key)
+        _all_of(partial(self._close, name) for name in going)
 
     def saved(self, save_dir: str | os.PathLike[str], handle: SaveHandle) -> None:
         """Note a save, for `wait_ended`."""
@@ -169,6 +177,18 @@ class Roots:
         """A directory whose Checkpointer has been closed is opened anew by the next save."""
         self._open.pop(os.path.realpath(save_dir), None)
 
+    def _is_emptied(self, key: str) -> bool:
+        """Whether an open directory holds no tag any more, for some rank: each node may have its own."""
+        if self._open[key].stays:
+            return False
+        found = [True]
+        with contextlib.suppress(OSError):  # the other ranks are in the collective
+            found = [not any(Path(key).glob("[!.]*/manifest.json"))]
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            mine, found = found[0], [True] * dist.get_world_size()
+            dist.all_gather_object(found, mine)
+        return any(found)
+
     def _drop(self, key: str) -> None:
         with contextlib.suppress(CkptError):  # it was logged when it happened
             self._close(key)
@@ -213,6 +233,11 @@ def _store_options(options: Options) -> StoreOptions:
     return StoreOptions(
         dead_after=min(usual.dead_after_s, timeout_s), timeout=min(usual.timeout_s, timeout_s)
     )
+
+
+def is_trainers(save_dir: str) -> bool:
+    """Whether a directory is called as Trainer calls one that it makes for each save."""
+    return _TRAINERS.fullmatch(os.path.basename(save_dir)) is not None
 
 
 def _is_within(path: str, root: str) -> bool:

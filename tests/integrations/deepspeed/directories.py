@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,60 @@ def rotated(folder: Path) -> dict[str, Any]:
         again.save_checkpoint(str(folder / "elsewhere"))
         found["resumed"] = (folder / "elsewhere" / "latest").exists()
     return found
+
+
+def used_again(folder: Path) -> dict[str, Any]:
+    """Names come again, as of a second `train()`, and others are deleted: which saves leave a whole tag."""
+
+    def whole(root: Path) -> bool:
+        tags = list(root.glob("global_step*"))
+        scripts = (root / "zero_to_fp32.py").exists()
+        return scripts and len(tags) == 1 and verify(tags[0]).ok
+
+    def saved(names: Iterable[str], before: Clears = None, behind: Clears = None) -> list[bool]:
+        made, found = engine(1, "bf16"), []
+        for step, name in enumerate(names):
+            train(made, step, step + 1)
+            _by_first(before, folder / name)
+            made.save_checkpoint(str(folder / name))
+            found.append(whole(folder / name))
+            _by_first(behind, folder / name)
+        made.destroy()
+        return found
+
+    def removed(root: Path) -> None:
+        shutil.rmtree(root, ignore_errors=True)
+
+    def emptied(root: Path) -> None:
+        for tag in root.glob("global_step*"):
+            shutil.rmtree(tag)
+
+    def others(root: Path) -> None:
+        for other in folder.glob(f"{root.name[:4]}*"):
+            if other != root:
+                removed(other)
+
+    trainers = [f"checkpoint-{number}0" for number in range(1, 5)]
+    with Disk().inside():
+        return {
+            "fits": [saved(trainers, behind=others) for _ in range(3)],
+            "short fits": [saved(trainers[:2], behind=others) for _ in range(3)],
+            "open": len(ROOTS._open),
+            "slots": saved([f"slot-{step % 3}" for step in range(9)], before=removed)[1:],
+            "pair": saved([f"pair-{step % 2}" for step in range(6)], behind=others)[1:],
+            "emptied": saved([f"room-{step % 2}" for step in range(6)], before=emptied)[1:],
+        }
+
+
+Clears = Callable[[Path], None] | None
+
+
+def _by_first(clears: Clears, root: Path) -> None:
+    """The first rank deletes, while the others wait."""
+    dist.barrier()
+    if clears is not None and dist.get_rank() == 0:
+        clears(root)
+    dist.barrier()
 
 
 def by_turns(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tests.integrations.deepspeed.launch import Job, run
 
 JOBS = (
     "rotated",
+    "used_again",
     "by_turns",
     "shared_with_others",
     "in_the_way",
@@ -44,6 +45,21 @@ def test_directories_that_are_saved_to_no_more_are_let_go_of(results: dict[str, 
     for found in results["rotated"]:
         assert found["open"] == [1, 2, 2, 2, 2]
         assert found["threads"][4] == found["threads"][1]
+
+
+@pytest.mark.parametrize("way", ["fits", "short fits", "slots", "pair", "emptied"])
+def test_a_save_to_a_directory_whose_name_was_used_before_is_durable_when_it_returns(
+    results: dict[str, list[Any]], way: str
+) -> None:
+    for found in results["used_again"]:
+        saves = found[way]
+        assert saves and all(all(one) if isinstance(one, list) else one for one in saves), saves
+
+
+def test_directories_of_trainers_never_count_as_saved_to_by_turns(
+    results: dict[str, list[Any]],
+) -> None:
+    assert [found["open"] for found in results["used_again"]] == [2, 2]
 
 
 def test_a_directory_that_is_saved_to_again_stays_open_beside_the_others(
