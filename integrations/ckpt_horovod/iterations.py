@@ -34,7 +34,7 @@ _LESS_MEMORY = (
 
 _CLOCK = itertools.count(1)
 _SAVERS: WeakKeyDictionary[Checkpointer, weakref.ref[Iterations]] = WeakKeyDictionary()
-"""Who has saved last by each Checkpointer."""
+"""Who has saved last by each Checkpointer. While it is open it holds him; weak, since he holds it too."""
 
 
 class Layerwise(StrEnum):
@@ -197,9 +197,7 @@ class Iterations:
             raise
         finally:
             self._inside = False
-        # Went back: what holds now is that step and no later one, unless a pass of the next was made.
-        if not self._went_back or self.is_accumulating():
-            self._end(parts, save=save)
+        self._end(parts, save=save)
 
     def end_implicitly(self, by: str) -> None:
         """The next iteration begins; called by what only a next iteration does."""
@@ -248,6 +246,10 @@ class Iterations:
         self._per_rank = (*self._per_rank, *paths)
 
     def _end(self, parts: Mapping[str, Any], *, save: bool | None) -> SaveHandle | None:
+        went_back, self._went_back = self._went_back, False
+        # What holds now is the step that it went back to, unless a pass of the next was made.
+        if went_back and not self.is_accumulating():
+            return None
         step = self.count + 1
         # Asked in every case: on several ranks each question has its broadcast.
         due = self._decisions.is_due(step)
@@ -367,7 +369,9 @@ class Iterations:
         self._layered = self._deferred = False
         found = self.checkpointer.restore(self._tree.of(parts), **how)
         if found is not None:
-            self.count, self._went_back = found.step, True
+            # Before the first step it is where the loop begins, and an iteration without a step counts there.
+            self.count, self._went_back = found.step, self._inside or self._stepped_at > 0
+            self._used_at = next(_CLOCK)  # it goes on from what another one may have saved
             self._decisions.went_back(found.step)
         return found
 

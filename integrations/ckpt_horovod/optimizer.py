@@ -158,7 +158,8 @@ class Checkpoints:
 
         Called on every rank, before training. All ranks have the same step afterwards, so nothing need be
         broadcast. `iterations` goes on from it, gradients are gone, and an `iteration()` block around this
-        call is no iteration, unless it makes a step afterwards.
+        call is no iteration, unless it makes a step afterwards; nor is an `end_iteration()` behind it, where
+        steps were made before.
 
         Args:
             step, strict, trusted: as for `Checkpointer.restore`.

@@ -115,6 +115,34 @@ def gone_back(root: str, mode: str) -> dict[str, Any]:
         return {"counts": counts, "steps": ck.steps(), "same": same}
 
 
+def gone_back_by_call(root: str, mode: str) -> dict[str, Any]:
+    """The same without blocks: `end_iteration` behind a `restore()`, twice, and behind the next step."""
+    counts = []
+    with saving(root, keep_last=None) as ck:
+        assert ck is not None
+        training = Training(Recipe(name=f"gone-back-by-call{mode}"), _options(ck, mode))
+        training.attach()
+        optimizer = training.optimizer
+
+        def end(save: bool | None = None) -> None:
+            optimizer.end_iteration(save=save)
+            counts.append(optimizer.iterations)
+            ck.wait()
+
+        for number in range(2):
+            training.iterate(number)
+            end()
+        for save in (None, True):
+            optimizer.restore()
+            end(save)
+        training.iterate(2)
+        end()
+        optimizer.restore()
+        end()
+        end()  # nothing went back since: an iteration without a step, as before
+        return {"counts": counts, "steps": ck.steps()}
+
+
 def accumulated(root: str, mode: str) -> dict[str, Any]:
     """Two iterations for each step, and every third is due; goes back to 4, and on to the same bits.
 

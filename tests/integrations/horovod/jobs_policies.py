@@ -117,7 +117,27 @@ def one_root(root: str, mode: str) -> Any:
         return {"problems": problems, "steps": ck.steps()}
 
 
-def _small(name: str, checkpointer: Checkpointer, mode: str) -> Callable[[], None]:
+def phases(root: str, mode: str) -> Any:
+    """Two optimizers, both made at the start: one restores what the other has saved, and goes on."""
+    problems = []
+    with saving(root, keep_last=None) as ck:
+        assert ck is not None
+        first, second = (_small(f"phases-{mode}", ck, mode) for _ in range(2))
+        for _ in range(3):
+            first()
+        second.optimizer.restore()
+        second()
+        try:
+            first()
+        except ConfigError as exc:
+            problems.append(str(exc))
+        first.optimizer.restore()
+        first()
+        ck.wait()
+        return {"problems": problems, "steps": ck.steps()}
+
+
+def _small(name: str, checkpointer: Checkpointer, mode: str) -> Any:
     """Makes an iteration of an optimizer of its own, which is saved."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
@@ -133,6 +153,7 @@ def _small(name: str, checkpointer: Checkpointer, mode: str) -> Callable[[], Non
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
 
+    make.optimizer = optimizer  # type: ignore[attr-defined]
     return make
 
 

@@ -74,6 +74,14 @@ def test_a_block_that_went_back_and_made_no_step_since_is_no_iteration(
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_an_end_behind_a_restore_with_no_step_since_is_no_iteration(
+    pair: Outcome, mode: str
+) -> None:
+    for found in pair.of(f"gone_back_by_call-{mode}"):
+        assert found == {"counts": [1, 2, 2, 2, 3, 3, 4], "steps": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_no_checkpoint_is_made_between_the_passes_of_one_step(pair: Outcome, mode: str) -> None:
     for found in pair.of(f"accumulated-{mode}"):
         assert found["same"]

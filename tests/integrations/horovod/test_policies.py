@@ -47,6 +47,15 @@ def test_two_optimizers_that_save_by_one_checkpointer_are_told_and_one_made_anew
         assert found["steps"] == [1, 2]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_an_optimizer_that_goes_on_from_what_another_has_saved_replaces_nothing_and_is_not_refused(
+    pair: Outcome, mode: str
+) -> None:
+    for found in pair.of(f"phases-{mode}"):
+        assert found["steps"] == [1, 2, 3, 4, 5]
+        assert len(found["problems"]) == 1, "the first, before it has restored too"
+
+
 def test_an_optimizer_that_one_rank_alone_has_made_and_never_steps_is_no_ones_business(
     pair: Outcome,
 ) -> None:
