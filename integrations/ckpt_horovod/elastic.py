@@ -94,7 +94,7 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
         self._live = False
         self._durable = False
         self._was_reset = False
-        self._losses = 0
+        self._losses = self._looks_put_off = 0
         self._reset_callbacks: list[Callable[[], object]] = []
         self._iterations.forgive(self._is_of_others)
         super().__init__(model=model, optimizer=optimizer, **attributes)
@@ -176,7 +176,9 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
         """
         self._iterations.refuse_inside("check_host_updates()")
         if self._iterations.is_accumulating():
+            self._tell_put_off()
             return
+        self._looks_put_off = 0
         try:
             super().check_host_updates()
         except HostsUpdatedInterrupt as exc:
@@ -296,6 +298,16 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
                 raise
             raise HorovodInternalError(str(exc)) from exc
         self._losses = 0
+
+    def _tell_put_off(self) -> None:
+        """Warn, once, where no look is behind a step: a loop with one there puts off fewer in a row."""
+        self._looks_put_off += not self._host_messages.empty()
+        if self._looks_put_off == self.optimizer.backward_passes_per_step:
+            _log.warning(
+                "hosts have changed, and each look for that since then came between the passes of a step "
+                "(backward_passes_per_step), where it waits: call check_host_updates() or commit() "
+                "behind step()"
+            )
 
     def _is_of_others(self, error: CkptError) -> bool:
         """Whether a save failed for what happened to another rank, and to this one not.

@@ -161,9 +161,8 @@ class Parts:
         for handler in self._of(Optimizer).values():
             if hasattr(handler.value, "_allreduce_delay"):
                 _forget_reductions(handler.value)
-            for group in handler.value.param_groups:
-                for param in group["params"]:
-                    param.grad = None
+            else:
+                handler.value.zero_grad()
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -404,6 +404,35 @@ def test_hosts_that_change_between_the_passes_of_a_step_are_told_behind_it(
     assert model.weight.tolist() == [[-4.0, -6.0]]
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("behind", [False, True])
+def test_looks_for_hosts_that_are_never_behind_a_step_are_told_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    behind: bool,
+) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # one rank reduces as well
+    model, optimizer = _wrapped(backward_passes_per_step=2)
+    with TorchState(model, optimizer, root=tmp_path) as state:
+        state.sync()
+        for number in range(8):
+            parts.loss_of(model, [1, 2]).backward()
+            if number == 0:
+                state.on_hosts_updated(time.time(), HostUpdateResult.added)
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            elif not behind or number == 0:
+                state.check_host_updates()
+        if behind:
+            with pytest.raises(HostsUpdatedInterrupt):
+                state.check_host_updates()
+        optimizer.zero_grad()
+    told = [text for text in caplog.messages if "call check_host_updates() or commit()" in text]
+    assert len(told) == (0 if behind else 1)
+
+
 def test_a_state_that_is_not_closed_finishes_its_commit_when_the_process_exits(
     tmp_path: Path,
 ) -> None:
