@@ -313,19 +313,25 @@ def read_plan(root: Path) -> Plan | None:
 def is_copied(root: Path) -> bool:
     """Whether the plan of a root was written elsewhere: it is a copy, or was moved to another disk."""
     there, here = (_read(root, PLAN) or {}).get("place"), _place(root)
-    if not isinstance(there, dict) or there.get("file") in (None, here["file"]):
-        return False
-    # A network filesystem may number its files anew when it is mounted again, or elsewhere.
-    return Files().is_local(root) or there.get("path") != here["path"]
+    if not isinstance(there, dict) or there.get("file") is None:
+        return False  # no plan, or one of a release of before
+    elsewhere = there.get("path") != here["path"]
+    if there["file"] != here.get("file"):
+        # A network filesystem may number its files anew when it is mounted again, or elsewhere.
+        return elsewhere or Files().is_local(root)
+    # A root that was renamed is not touched, while who makes links to its files touches them. Under its own
+    # path it may be: by a mount that changes owners, or such a backup.
+    return elsewhere and there.get("touched") != here["touched"]
 
 
 def _place(root: Path) -> dict[str, Any]:
-    """What no copy of a root has; a root that is renamed keeps `file`."""
+    """What tells a root from its copies, all taken together."""
+    place: dict[str, Any] = {"path": os.path.realpath(root)}
     with contextlib.suppress(OSError):
         found = os.stat(root / LEVELS / RUN)
-        # With the time, which nobody can set: on another disk the number may be the same.
-        return {"file": [found.st_ino, found.st_ctime_ns], "path": os.path.realpath(root)}
-    return {"file": None, "path": os.path.realpath(root)}
+        # With the time of its writing: on another disk the number may be the same.
+        place |= {"file": [found.st_ino, found.st_mtime_ns], "touched": found.st_ctime_ns}
+    return place
 
 
 def write_mounts(root: Path, mounts: Mapping[str, str]) -> None:

@@ -323,6 +323,18 @@ def test_what_was_unpinned_before_a_root_was_copied_is_in_doubt_and_stays_pinned
     assert pins(far) == {1}
 
 
+def test_what_was_unpinned_is_unpinned_at_the_levels_though_the_files_of_the_root_were_touched(
+    here: Path, tmp_path: Path
+) -> None:
+    far = tmp_path / "far"
+    pin_and_unpin(here, str(far))
+    # As the owner of a volume that is mounted anew, or of a backup, does.
+    (here / ".levels/run").chmod(0o600)
+    shutil.copytree(here, tmp_path / "backup", copy_function=os.link)
+    train(here, str(far), 3, 4)
+    until(lambda: committed_steps(far) == (3, 4) and not pins(far))
+
+
 def test_a_later_session_elsewhere_has_its_pins_left_alone(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:

@@ -534,6 +534,12 @@ def test_a_root_knows_whether_it_is_a_copy(bench: Bench, monkeypatch: pytest.Mon
     assert not is_copied(moved), "it has another name, and is the same"
     shutil.copytree(moved, linked, copy_function=os.link)
     assert is_copied(linked)
+    moved.rename(bench.root)
+    file = bench.root / ".levels/run"
+    file.chmod(0o600)
+    assert file.stat().st_nlink == 2
+    assert not is_copied(bench.root), "a backup by links, or a mount, has touched it"
+    bench.root.rename(moved)
     copy.rename(bench.root)
     assert is_copied(bench.root)
     monkeypatch.setattr(Files, "is_local", lambda self, path: False)
@@ -561,11 +567,11 @@ def test_a_root_whose_agent_is_at_work_is_no_copy_though_its_files_were_touched(
     with bench.open():
         until(lambda: agent_of(bench.root) is not None, "the agent")
         file = bench.root / ".levels/run"
-        file.chmod(0o600)
+        file.touch()
         assert is_copied(bench.root)
         joining.claim_here(bench.root, [Level(bench.url)], Errands())
     end_agent(bench.root)
-    file.chmod(0o640)
+    file.touch()
     joining.claim_here(bench.root, [Level(bench.url)], Errands())
     assert [request["copied"] for request in asked] == [False, False, True]
 
