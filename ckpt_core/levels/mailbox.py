@@ -321,7 +321,7 @@ def is_copied(root: Path) -> bool:
         return elsewhere or Files().is_local(root)
     # A root that was renamed is not touched, while who makes links to its files touches them. Under its own
     # path it may be: by a mount that changes owners, or such a backup.
-    return elsewhere and there.get("touched") != here["touched"]
+    return elsewhere and bool(there.get("touched") != here["touched"])
 
 
 def _place(root: Path) -> dict[str, Any]:

@@ -103,6 +103,27 @@ def test_a_directory_below_the_newest_at_the_level_is_passed_over_and_that_is_sa
         end_agent(root)
 
 
+def test_where_what_was_saved_last_has_been_deleted_the_newest_of_the_rest_is_waited_for(
+    root: Path, tmp_path: Path
+) -> None:
+    far = tmp_path / "far"
+    try:
+        with Checkpointer(root, SMALL, levels=[level(far, every=100)]) as ck:
+            save_in(ck, 1, "good")
+            save_in(ck, 2, "bad")
+            due = ck._engine.levels._due  # type: ignore[attr-defined]
+            good, bad = (far_of(root).directories()[name] for name in ("good", "bad"))
+            assert due.newest() == (bad,)
+            assert due.left(level(far), None, last=(bad,)) == ["bad"]
+            shutil.rmtree(root / "bad")
+            assert due.newest() == (good,)
+            assert due.left(level(far), None, last=(bad,)) == []
+            ck.wait(level=1, last=True)
+            assert whole(far) == {"good": 1}
+    finally:
+        end_agent(root)
+
+
 def test_retention_at_a_level_leaves_directories_alone(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:

@@ -73,22 +73,27 @@ class Attempts:
         return "" if manifest is None else manifest.attempt
 
 
+_Saved = tuple[Sequence[Copy], Sequence[Copy]]
+
+
+def _nothing() -> _Saved:
+    return (), ()
+
+
 class Due:
     """What is committed in a root, due at a level, and not there. Used by one thread at a time.
 
     Args:
-        saved: asked what this Checkpointer has saved last.
+        saved: asked what this Checkpointer has saved last, of steps and of directories of files.
     """
 
-    def __init__(
-        self, root: Path, *, files: Files, saved: Callable[[], Sequence[Copy]] = tuple
-    ) -> None:
+    def __init__(self, root: Path, *, files: Files, saved: Callable[[], _Saved] = _nothing) -> None:
         self._root, self._saved = root, saved
         self._attempts = Attempts(root)
         self._named = NamedFiles(DirectoryFar(root, files=files))
 
     def newest(self, *, apart: Collection[str] = (), nodes: bool = False) -> tuple[Copy, ...]:
-        """What was saved last; of steps, or directories, of which nothing was: those of the highest number.
+        """What was saved last; of steps, or directories, of which none is here: those of the highest number.
 
         Args:
             apart: attempts that training has gone back behind: the newest step but for these, too.
@@ -97,15 +102,16 @@ class Due:
         Raises:
             Away: the root cannot be read.
         """
-        committed = committed_steps(self._root)
-        steps = self._attempts.of(committed if apart else committed[-1:])
+        # Order matters: what is committed meanwhile would be taken for deleted.
+        last_steps, last_files = _nothing() if nodes else self._saved()
+        committed, looked = committed_steps(self._root), self._named.look()
+        some = {*committed[-1:], *(one.step for one in last_steps)}
+        steps = self._attempts.of([step for step in committed if apart or step in some])
         ours = [*but_for(steps, apart)]
-        steps = {step: steps[step] for step in {*committed[-1:], *ours[-1:]}}
-        found = [Copy(step, attempt) for step, attempt in steps.items() if attempt]
-        found += [one.copy for one in newest_directories(self._named.look())]
-        saved = () if nodes else self._saved()
-        kinds = {one.directory is None for one in saved}
-        return (*saved, *[one for one in found if (one.directory is None) not in kinds])
+        ends = [Copy(step, steps[step]) for step in {*committed[-1:], *ours[-1:]} if steps[step]]
+        last_steps = [one for one in last_steps if steps.get(one.step) == one.attempt]
+        files = [one for one in looked if one.copy in last_files] or newest_directories(looked)
+        return (*(last_steps or ends), *[one.copy for one in files])
 
     def left(
         self,
@@ -135,18 +141,21 @@ class Due:
             apart = ()
         # The agent may not have looked again since training has gone back.
         here, there = but_for(found, apart), but_for(seen.steps, apart)
-        saved = () if nodes else self._saved()
+        saved = () if nodes else [one for kind in self._saved() for one in kind]
+        # Parity is kept of steps alone.
+        looked = () if level.parity else self._named.look()
+        at_root = [one.copy for one in looked]
         files = {name: Copy.of(it, name) for name, it in seen.files.items()}
         lasts = [
             one
             for one in last
             if one.attempt not in apart
+            # Its owner may have deleted a directory since.
+            and (one.directory is None or one in at_root)
             and _is_missing(one, level, seen, there, itself=one in saved)
         ]
-        # Parity is kept of steps alone.
-        looked = () if level.parity else self._named.look()
         at = [*(Copy(*save) for save in there.items()), *files.values()]
-        before = [*(Copy(*save) for save in here.items()), *(one.copy for one in looked)]
+        before = [*(Copy(*save) for save in here.items()), *at_root]
         for one in () if nodes else lasts:
             if one in saved or one.directory is not None:
                 self._check_comes(one, level, at, before)

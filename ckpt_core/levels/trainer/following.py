@@ -57,7 +57,7 @@ class Following:
         self._status: Status | None = None
         self._asked: list[_Asked] = []
         self._latest: dict[int, Followed] = {}
-        self._last_saved = {True: LastSaved(), False: LastSaved()}
+        self._last_step, self._last_files = LastSaved(), LastSaved()
         self._ended = ""
         self._told: list[_Told] = [_Told() for _ in levels]
         self._refused = ""
@@ -79,17 +79,18 @@ class Following:
 
     def note(self, save: Followed) -> None:
         """A save has begun. Called on the training thread."""
-        self._last_saved[save.destination is None].note(save)
         if save.destination is not None:
+            self._last_files.note(save)
             return
+        self._last_step.note(save)
         self._latest.pop(save.step, None)
         self._latest[save.step] = save
         if len(self._latest) > REMEMBERED:
             del self._latest[next(iter(self._latest))]
 
-    def last_saved(self) -> tuple[Copy, ...]:
-        """What was saved last, a step and directories of files, if anything was. Called on that thread."""
-        return tuple([copy for last in self._last_saved.values() for copy in last.copies()])
+    def last_saved(self) -> tuple[Sequence[Copy], Sequence[Copy]]:
+        """What was saved last, of steps and of directories of files; (): nothing. Called on that thread."""
+        return self._last_step.copies(), self._last_files.copies()
 
     def ask(self, save: Followed, level: int) -> Future[None]:
         """A future for one save at one level, counted from 0."""
