@@ -175,10 +175,10 @@ def _claimed(
 ) -> tuple[str, int, int]:
     for _ in range(_TRIES):
         words = _words(levels, asked, warnings)
-        found = {far.url: _object(far, said) for far, _, said in words if said is not None}
+        found = {far.url: _object(far, said) for far, one, two in words if (said := one or two)}
         run = _run(found, asked)
         if found and (run != asked.run or asked.copied):
-            _be_alone(words, found, progress)
+            _be_alone(words, found, asked, warnings, progress)
         session = 1 + max([asked.least, *(int(word["session"]) for word in found.values())])
         others = max([asked.least, *(_others(word, asked) for word in found.values())])
         told: dict[str, Any] = {"host": asked.host, "pid": asked.pid}
@@ -195,14 +195,13 @@ def _claimed(
 
 
 def _words(levels: Sequence[Far], asked: _Claim, warnings: list[str]) -> list[_Read]:
-    """`run.json` of each level that answers, and what says whose it is: that, or else the lease.
+    """`run.json` and the lease of each level that answers. The latter, too, says whose it is.
 
     Who fills a level anew, which somebody has emptied, may have come to renew the lease alone.
     """
 
     def read(far: Far) -> tuple[Word | None, Word | None]:
-        word = far.read_word(RUN_NAME)
-        return word, far.read_word(LEASE) if word is None else word
+        return far.read_word(RUN_NAME), far.read_word(LEASE)
 
     words: list[_Read] = []
     for far, (found, error) in zip(levels, _at_once(levels, read), strict=True):
@@ -256,40 +255,68 @@ def _others(word: Mapping[str, Any], asked: _Claim) -> int:
 
 
 def _be_alone(
-    words: Sequence[_Read],
+    words: list[_Read],
     found: Mapping[str, Mapping[str, Any]],
+    asked: _Claim,
+    warnings: list[str],
     progress: Progress,
 ) -> None:
-    """Return when nobody is seen to work in the run that is joined.
+    """Return when nobody is seen to work in the run that is joined. Takes out levels that stay away.
 
     Raises:
         RootBusy: somebody is.
+        ConfigError, RestoreError: a level stays away, see `_warn_or_raise`.
     """
-    watched: list[tuple[Far, Word | None, Word | None]] = []
-    for far, word, said in words:
-        lease = far.read_word(LEASE)
-        if said is not None and not _is_over(
-            found[far.url], None if lease is None else _object(far, lease)
-        ):
-            watched.append((far, word, lease))
-    silent_s, looked_at = 0.0, time.monotonic()
+    watched = [
+        one
+        for one in words
+        if one[0].url in found and not _has_ended(found[one[0].url], one[0], one[2])
+    ]
+    silent_s, away_s, looked_at = 0.0, 0.0, time.monotonic()
     while watched and silent_s < WATCH_S:
         progress(0, 1)
         time.sleep(_LOOK_EVERY_S)
-        for far, word, lease in list(watched):
-            now = far.read_word(LEASE)
-            if now is not None and _is_over(found[far.url], _object(far, now)):
-                watched.remove((far, word, lease))
-            elif _tag(now) != _tag(lease) or _tag(far.read_word(RUN_NAME)) != _tag(word):
-                who = _who(found[far.url])
-                raise RootBusy(
-                    f"{far.url}: somebody is at work in this run: {who}. End that trainer "
-                    "first; its committed steps stay, and a fresh root goes on from them"
-                )
-        # Looks count, and not the time that has passed: while a machine was stopped, nobody could beat.
+        is_away = False
+        for one in list(watched):
+            try:
+                if _look_on(one, found[one[0].url]):
+                    watched.remove(one)
+            except Away as exc:
+                is_away = True
+                if exc.hopeless or away_s >= WATCH_S:
+                    _warn_or_raise(exc, asked, warnings)
+                    watched.remove(one)
+                    words.remove(one)
         now_s = time.monotonic()
-        silent_s += min(now_s - looked_at, 1.5 * _LOOK_EVERY_S)
+        if is_away:  # nobody who could not be seen was silent
+            away_s += now_s - looked_at
+        else:
+            # Looks count, and not the time that has passed: while a machine was stopped, nobody could beat.
+            silent_s += min(now_s - looked_at, 1.5 * _LOOK_EVERY_S)
         looked_at = now_s
+
+
+def _look_on(before: _Read, run: Mapping[str, Any]) -> bool:
+    """Whether the work of the last session has ended for certain; raises RootBusy where somebody works."""
+    far, word, lease = before
+    now = far.read_word(LEASE)
+    if now is not None and _has_ended(run, far, now):
+        return True
+    if _is_written(now, lease) or _is_written(far.read_word(RUN_NAME), word):
+        raise RootBusy(
+            f"{far.url}: somebody is at work in this run: {_who(run)}. End that trainer "
+            "first; its committed steps stay, and a fresh root goes on from them"
+        )
+    return False
+
+
+def _is_written(now: Word | None, before: Word | None) -> bool:
+    """Whether somebody has written a word; one that is gone is no sign of work."""
+    return now is not None and (before is None or now.tag != before.tag)
+
+
+def _has_ended(run: Mapping[str, Any], far: Far, lease: Word | None) -> bool:
+    return _is_over(run, None if lease is None else _object(far, lease))
 
 
 def _is_over(run: Mapping[str, Any], lease: Mapping[str, Any] | None) -> bool:
@@ -353,10 +380,6 @@ def _object(far: Far, word: Word) -> dict[str, Any]:
         f"{far.url}: {RUN_NAME} or {LEASE} there is not ours or damaged: look whose place it is, and "
         "remove that file"
     )
-
-
-def _tag(word: Word | None) -> str:
-    return "" if word is None else word.tag
 
 
 def _who(word: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +20,10 @@ import pytest
 
 from ckpt_core.errors import ConfigError, RestoreError, RootBusy
 from ckpt_core.layout import RUN_NAME
-from ckpt_core.levels import Far, claiming, open_far
+from ckpt_core.levels import Away, Far, Word, claiming, open_far
 from ckpt_core.levels.claiming import LEASE, check, claim
 from ckpt_core.levels.errands import run_errand
+from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.options import scheme_of
 from ckpt_core.store import mount_of
 from tests.levels.servers.faulty import FaultServer, always, in_environment
@@ -30,6 +31,8 @@ from tests.levels.servers.moto import needs_store
 
 HOST = socket.gethostname()
 ELSEWHERE = "another-machine"
+
+Answer = Callable[[int, Word | None], Word | None]
 
 
 @pytest.fixture(autouse=True)
@@ -239,6 +242,61 @@ def test_a_copy_of_a_root_looks_on_as_one_that_joins(url: str) -> None:
             renewing.join()
         write_lease(far, run, session=2, closed=True)
     assert claimed(url, **copy)["session"] == 3, "all has ended: nothing is looked on at"
+
+
+@pytest.fixture
+def word_of_watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
+    """Has each look of a watch, after the first word and the lease, answered by somebody else."""
+
+    def set_to(answer: Answer) -> None:
+        looks = itertools.count(-1)
+        real = DirectoryFar.read_word
+
+        def read_word(far: DirectoryFar, name: str) -> Word | None:
+            look = next(looks)
+            return real(far, name) if look < 1 else answer(look, real(far, name))
+
+        monkeypatch.setattr(DirectoryFar, "read_word", read_word)
+
+    return set_to
+
+
+@pytest.mark.parametrize("seen", ["away", "empty"])
+def test_a_level_that_goes_for_a_moment_while_it_is_watched_stops_nobody(
+    seen: str, tmp_path: Path, word_of_watch: Callable[[Answer], None]
+) -> None:
+    url = str(tmp_path / "level")
+    run = claimed(url, host=ELSEWHERE)["run"]
+
+    def gone_at_first(look: int, word: Word | None) -> Word | None:
+        if look > 4:
+            return word
+        if seen == "away":
+            raise Away("it cannot be reached")
+        return None
+
+    word_of_watch(gone_at_first)
+    answer = claimed(url, run=run, fresh=False, copied=True)
+    assert (answer["run"], answer["session"], answer["warnings"]) == (run, 2, [])
+
+
+def test_a_level_that_stays_away_while_it_is_watched_is_no_level_that_was_seen_silent(
+    tmp_path: Path, word_of_watch: Callable[[Answer], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "level")
+    run = claimed(url, host=ELSEWHERE)["run"]
+
+    def gone(look: int, word: Word | None) -> Word | None:
+        raise Away("it cannot be reached")
+
+    word_of_watch(gone)
+    with pytest.raises(RestoreError, match=r"cannot be reached.*Start again when it answers"):
+        claimed(url)
+    word_of_watch(gone)
+    answer = claimed(url, run=run, fresh=False, copied=True)
+    assert answer["warnings"] == ["it cannot be reached"]
+    monkeypatch.undo()
+    assert word(url)["session"] == 1, "it is not claimed: somebody may be at work there"
 
 
 def test_where_a_lease_is_and_no_run_the_run_of_the_lease_is_meant(url: str) -> None:
