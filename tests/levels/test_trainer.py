@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,14 @@ from ckpt_core.layout import Manifest
 from ckpt_core.levels import LevelStatus, claiming, read_plan
 from ckpt_core.levels.errands import Errands
 from ckpt_core.levels.mailbox import is_copied
-from ckpt_core.levels.trainer import following, joining, tending
+from ckpt_core.levels.trainer import following, joining, rhythm, tending
 from ckpt_core.levels.trainer import levels as trainer
 from ckpt_core.levels.trainer.joining import read_run, write_run
 from ckpt_core.observe import EventName
+from ckpt_core.save import Followed
 from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files
+from ckpt_core.types import step_dir_name
 from tests.crash.layers import hooked
 from tests.crash.promises import QuickFiles
 from tests.levels.trainers import SOON_S, Bench, agent_of, attempt_of, bench, end_agent, until
@@ -485,22 +488,43 @@ def test_an_every_that_auto_hardly_meets_is_said_when_it_sees_the_checkpointer(
     ],
 )
 def test_which_steps_never_meet_every_100(steps: Any, said: bool, caplog: Any) -> None:
-    from concurrent.futures import Future
-
-    from ckpt_core.levels.trainer.rhythm import Rhythm
-    from ckpt_core.save import Followed
-
-    rhythm = Rhythm([Level("/far", every=100)], Path("/root"))
+    looking = rhythm.Rhythm([Level("/far", every=100)], Path("/root"))
     for step in steps:
         done: Future[Path] = Future()
         done.set_result(Path())
-        rhythm.follow(Followed(step, "", done))
-        rhythm.look(())
+        looking.follow(Followed(step, "", done))
+        looking.look(())
     assert ("no step goes" in caplog.text) is said
     found = re.search(r"Give the level every=(\d+), .* save at multiples of 100", caplog.text)
     assert (found is not None) is said
     if found is not None:
         assert all(step % int(found[1]) == 0 for step in steps) and int(found[1]) in (50, 937)
+
+
+def test_newer_steps_at_a_level_are_compared_with_the_root_once_for_each_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listings = []
+
+    def list_root(root: Path) -> tuple[int, ...]:
+        listings.append(root)
+        return committed_steps(root)
+
+    monkeypatch.setattr(rhythm, "committed_steps", list_root)
+    looking = rhythm.Rhythm([Level("/far")], tmp_path)
+    (tmp_path / step_dir_name(300)).mkdir()
+    (tmp_path / step_dir_name(300) / "manifest.json").touch()
+    seen = [LevelStatus("/far", steps={300: "newest"})]
+    for count, step in enumerate((101, 102), 1):
+        done: Future[Path] = Future()
+        done.set_result(tmp_path)
+        looking.follow(Followed(step, "", done))
+        for _ in range(5):
+            looking.look(seen)
+        assert len(listings) == count
+    seen[0].steps[301] = "newer"
+    looking.look(seen)
+    assert len(listings) == 3
 
 
 # -- the agent beside it -----------------------------------------------------------------------------

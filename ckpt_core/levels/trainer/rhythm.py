@@ -38,6 +38,7 @@ class Rhythm:
         self._has_told = False
         self._under_way: list[Followed] = []
         self._count = self._stride = self._first = self._newest = 0
+        self._compared = (0, 0)
 
     def follow(self, save: Followed) -> None:
         """A save has begun. Called on the training thread; one append."""
@@ -58,16 +59,22 @@ class Rhythm:
 
     def _look_ahead(self, seen: Sequence[LevelStatus | None]) -> None:
         """Say where a level holds newer steps than this run and its root."""
-        for status, of_nodes in zip(seen, self._of_nodes, strict=False):
-            # What nodes keep of one another goes by itself.
-            there = -1 if status is None or of_nodes else max(status.steps, default=-1)
-            if status is None or there <= self._newest:
-                continue
-            # Of newer steps in the root the store has told.
-            if there > max(committed_steps(self._root), default=-1):
-                self._has_told = True
-                _log.warning(_AHEAD, self._newest, status.url, there, there, self._root)
-                return
+        there, url = max(
+            (
+                (max(status.steps, default=-1), status.url)
+                for status, of_nodes in zip(seen, self._of_nodes, strict=False)
+                # What nodes keep of one another goes by itself.
+                if status is not None and not of_nodes
+            ),
+            default=(-1, ""),
+        )
+        if there <= self._newest or (self._count, there) == self._compared:
+            return
+        self._compared = self._count, there
+        # Of newer steps in the root the store has told.
+        if there > max(committed_steps(self._root), default=-1):
+            self._has_told = True
+            _log.warning(_AHEAD, self._newest, url, there, there, self._root)
 
     def _committed(self, step: int) -> None:
         self._first = step if self._count == 0 else self._first
