@@ -161,17 +161,17 @@ def common_step(
     Of two saves of that step the one that more ranks hold: the less is brought. Of others the one that comes
     first among those of rank 0's levels: it is the same on all ranks, as they have the same listings.
     """
-    common = [
-        (step, sum(listing.holds(step, attempt) for listing in listings), attempt)
-        for step, attempt in set.intersection(*[listing.saves() for listing in listings])
-        if asked in (None, step) and step not in tried
-    ]
-    if not common:
-        return None
-    step, held, _ = max(common)
-    best = [attempt for *found, attempt in common if found == [step, held]]
-    places = {attempt: -place for place, attempt in enumerate(listings[0].further.get(step, ()))}
-    return step, max(best, key=lambda attempt: (places.get(attempt, -len(places)), attempt))
+
+    def worth(save: tuple[int, str]) -> tuple[int, int, int, str]:
+        step, attempt = save
+        places = listings[0].further.get(step, ())
+        place = places.index(attempt) if attempt in places else len(places)
+        held = sum(listing.holds(step, attempt) for listing in listings)
+        return step, held, -place, attempt
+
+    common = set.intersection(*[listing.saves() for listing in listings])
+    fitting = [save for save in common if asked in (None, save[0]) and save[0] not in tried]
+    return max(fitting, key=worth, default=None)
 
 
 def nodes_without(listings: Sequence[Listing], step: int, attempt: str) -> set[int]:
