@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,21 +136,34 @@ def test_a_fresh_root_joins_at_once_when_the_last_agent_has_said_that_it_ended(u
     assert (answer["run"], answer["session"]) == (run, 2)
 
 
+@contextmanager
+def renewed(far: Far, run: str, **more: Any) -> Iterator[None]:
+    """Within it somebody renews the lease."""
+    over = threading.Event()
+
+    def renew() -> None:
+        for beat in itertools.count(1):
+            if over.wait(0.05):
+                return
+            write_lease(far, run, beat=beat, **more)
+
+    renewing = threading.Thread(target=renew)
+    renewing.start()
+    try:
+        yield
+    finally:
+        over.set()
+        renewing.join()
+
+
 def test_the_end_of_an_earlier_session_says_nothing_of_the_present_one(url: str) -> None:
     run = claimed(url, host=ELSEWHERE)["run"]
     with open_far(url) as far:
         write_lease(far, run, closed=True)
         claimed(url, run=run, host=ELSEWHERE, fresh=False)
         claiming.WATCH_S = 3600.0
-        over = threading.Event()
-        renewing = threading.Thread(target=_renew, args=(far, run, over))
-        renewing.start()
-        try:
-            with pytest.raises(RootBusy):
-                claimed(url)
-        finally:
-            over.set()
-            renewing.join()
+        with renewed(far, run), pytest.raises(RootBusy):
+            claimed(url)
 
 
 def test_a_fresh_root_joins_at_once_where_trainer_and_agent_of_this_machine_are_dead(
@@ -173,7 +187,6 @@ def test_a_process_of_another_container_or_another_machine_of_this_name_is_not_t
     if other == "unknown":
         monkeypatch.setattr(claiming, "_PIDS", "/proc/self/ns/none")
     claiming.WATCH_S = 3600.0
-    over = threading.Event()
     with open_far(url) as far:
         there = far.read_word(RUN_NAME)
         assert there is not None
@@ -181,14 +194,8 @@ def test_a_process_of_another_container_or_another_machine_of_this_name_is_not_t
         far.write_word(RUN_NAME, json.dumps({**word, **told}).encode(), over=there.tag)
         lease = {"host": HOST, "pid": dead_pid(), **told}
         write_lease(far, run, **lease)
-        renewing = threading.Thread(target=_renew, args=(far, run, over), kwargs=lease)
-        renewing.start()
-        try:
-            with pytest.raises(RootBusy, match="at work in this run"):
-                claimed(url)
-        finally:
-            over.set()
-            renewing.join()
+        with renewed(far, run, **lease), pytest.raises(RootBusy, match="at work in this run"):
+            claimed(url)
 
 
 @pytest.mark.parametrize("leased", [True, False])
@@ -202,26 +209,15 @@ def test_a_fresh_root_joins_when_nobody_was_seen_for_a_while(url: str, leased: b
     assert len(said) > 2, "whoever waits for the errand must hear of it"
 
 
-def _renew(far: Far, run: str, over: threading.Event, **more: Any) -> None:
-    beat = 0
-    while not over.wait(0.05):
-        beat += 1
-        write_lease(far, run, beat=beat, **more)
-
-
 def test_a_fresh_root_is_refused_while_somebody_renews_the_lease(url: str) -> None:
     run = claimed(url, host=ELSEWHERE, pid=4711)["run"]
     claiming.WATCH_S = 3600.0
-    over = threading.Event()
-    with open_far(url) as far:
-        renewing = threading.Thread(target=_renew, args=(far, run, over))
-        renewing.start()
-        try:
-            with pytest.raises(RootBusy, match="at work in this run: process 4711 on another"):
-                claimed(url)
-        finally:
-            over.set()
-            renewing.join()
+    with (
+        open_far(url) as far,
+        renewed(far, run),
+        pytest.raises(RootBusy, match="at work in this run: process 4711 on another"),
+    ):
+        claimed(url)
     assert word(url)["session"] == 1
 
 
@@ -230,16 +226,9 @@ def test_a_copy_of_a_root_looks_on_as_one_that_joins(url: str) -> None:
     copy = {"run": run, "fresh": False, "copied": True}
     assert claimed(url, **copy)["session"] == 2, "nobody was seen for a while"
     claiming.WATCH_S = 3600.0
-    over = threading.Event()
     with open_far(url) as far:
-        renewing = threading.Thread(target=_renew, args=(far, run, over))
-        renewing.start()
-        try:
-            with pytest.raises(RootBusy, match="at work in this run"):
-                claimed(url, **copy)
-        finally:
-            over.set()
-            renewing.join()
+        with renewed(far, run), pytest.raises(RootBusy, match="at work in this run"):
+            claimed(url, **copy)
         write_lease(far, run, session=2, closed=True)
     assert claimed(url, **copy)["session"] == 3, "all has ended: nothing is looked on at"
 
@@ -302,20 +291,14 @@ def test_a_level_that_stays_away_while_it_is_watched_is_no_level_that_was_seen_s
 def test_where_a_lease_is_and_no_run_the_run_of_the_lease_is_meant(url: str) -> None:
     run = "ab" * 16
     claiming.WATCH_S = 3600.0
-    over = threading.Event()
     with open_far(url) as far:
         write_lease(far, run)
-        renewing = threading.Thread(target=_renew, args=(far, run, over))
-        renewing.start()
-        try:
+        with renewed(far, run):
             with pytest.raises(RootBusy, match="at work in this run: process 1 on another"):
                 claimed(url)
             with pytest.raises(RootBusy, match="another run"):
                 claimed(url, run="f" * 32, fresh=False)
             assert far.read_word(RUN_NAME) is None
-        finally:
-            over.set()
-            renewing.join()
         assert claimed(url, run=run, fresh=False)["session"] == 2
     assert word(url)["run"] == run
 
