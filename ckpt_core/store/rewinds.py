@@ -33,6 +33,7 @@ class Rewinds:
         self._root = root
         self._attempts: set[str] = set()
         self._last: int | None = None
+        self._last_turn = 0
         self._order = itertools.count(1)
         self._admitted: dict[str, int] = {}
         self._placed: dict[int, int] = {}
@@ -92,10 +93,13 @@ class Rewinds:
             return
         self._placed[step] = self._admitted.pop(attempt_id, 0)
         self._newest.pop(step, None)
-        self._newest[step] = self._turns.pop(attempt_id, 0)
+        self._newest[step] = turn = self._turns.pop(attempt_id, 0)
         if len(self._newest) > _REMEMBERED:
             self._newest.pop(next(iter(self._newest)))
-        self._last = step if attempt_id in self._attempts else None
+        # An earlier one that comes to its end only now is not the last one.
+        if turn > self._last_turn:
+            self._last_turn = turn
+            self._last = step if attempt_id in self._attempts else None
 
     def kept(self) -> set[int]:
         """What retention must leave alone: the last save, if it was below the newest step."""

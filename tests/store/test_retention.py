@@ -64,6 +64,18 @@ def test_saves_in_flight_together_that_begin_in_another_order_do_not_go_back(
     assert "step 11 is saved while" in caplog.text
 
 
+def test_of_saves_in_flight_together_the_one_that_was_begun_last_is_the_last(
+    store: StepStore,
+) -> None:
+    save(store, 13)
+    begun = [store.begin(step) for step in (4, 14)]
+    for attempt in reversed(begun):
+        fill(store, attempt, mark=attempt.step)
+        store.publish(attempt)
+    store.retire()
+    assert store.steps() == (13, 14), "it went back to 4, and on to 14"
+
+
 def test_multiples_stay_for_ever(root: Path) -> None:
     store = StepStore(root, files=QuickFiles(), keep_last=1, keep_every=10, spare_slots=0)
     store.open()
