@@ -17,13 +17,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from ckpt_core.levels.whereabouts import is_elsewhere, place_of
 from ckpt_core.options import Level, parse_levels
 from ckpt_core.store import UNPINNED, forget_marks, unpinned_marks
 from ckpt_core.system.files import Files
@@ -298,7 +298,7 @@ def write_plan(root: Path, plan: Plan, *, others: int | None = None) -> None:
     if before is None or before.run != plan.run or others > before.session:
         # The run may have gone on elsewhere, and a step that was unpinned here have been pinned again there.
         forget_marks(root, unpinned_marks(root), files=Files())
-    _write(root, PLAN, {**plan.to_json(), "place": _place(root)})
+    _write(root, PLAN, {**plan.to_json(), "place": place_of(root, root / LEVELS / RUN)})
     (root / UNPINNED).mkdir(exist_ok=True)
 
 
@@ -312,26 +312,7 @@ def read_plan(root: Path) -> Plan | None:
 
 def is_copied(root: Path) -> bool:
     """Whether the plan of a root was written elsewhere: it is a copy, or was moved to another disk."""
-    there, here = (_read(root, PLAN) or {}).get("place"), _place(root)
-    if not isinstance(there, dict) or there.get("file") is None:
-        return False  # no plan, or one of a release of before
-    elsewhere = there.get("path") != here["path"]
-    if there["file"] != here.get("file"):
-        # A network filesystem may number its files anew when it is mounted again, or elsewhere.
-        return elsewhere or Files().is_local(root)
-    # A root that was renamed is not touched, while who makes links to its files touches them. Under its own
-    # path it may be: by a mount that changes owners, or such a backup.
-    return elsewhere and bool(there.get("touched") != here["touched"])
-
-
-def _place(root: Path) -> dict[str, Any]:
-    """What tells a root from its copies, all taken together."""
-    place: dict[str, Any] = {"path": os.path.realpath(root)}
-    with contextlib.suppress(OSError):
-        found = os.stat(root / LEVELS / RUN)
-        # With the time of its writing: on another disk the number may be the same.
-        place |= {"file": [found.st_ino, found.st_mtime_ns], "touched": found.st_ctime_ns}
-    return place
+    return is_elsewhere((_read(root, PLAN) or {}).get("place"), root, root / LEVELS / RUN)
 
 
 def write_mounts(root: Path, mounts: Mapping[str, str]) -> None:
