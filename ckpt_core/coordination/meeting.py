@@ -17,13 +17,12 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.errors import ConfigError, CoordinationTimeout
+from ckpt_core.system.machine import boot_id
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _AGAIN_S = 1.0
 """How long rank 0 waits for those it has welcomed before it looks for joins that are newer."""
 
@@ -103,7 +102,7 @@ def _join(nonce: str, seat: Seat) -> str:
 
 def _this_host() -> str:
     """Equal for processes that share memory: of one container, or of one machine without any."""
-    return f"{socket.gethostname()} {_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ''}"
+    return f"{socket.gethostname()} {boot_id()}"
 
 
 def _awaited(channel: Channel, key: str, *, put: Mapping[str, str]) -> str:

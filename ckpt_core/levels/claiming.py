@@ -23,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ckpt_core.errors import CkptError, ConfigError, RestoreError, RootBusy
@@ -31,6 +30,7 @@ from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.far.door import Away, Conflict, Far, Word
 from ckpt_core.levels.far.opening import open_far
 from ckpt_core.options import Level, parse_levels
+from ckpt_core.system.machine import boot_id
 
 Json = Any
 Progress = Callable[[int, int], None]
@@ -40,7 +40,7 @@ LEASE = "lease.json"
 WATCH_S = 40.0
 """How long a lease is watched: longer than two of its renewals."""
 
-_BOOT_ID, _PIDS = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
+_PIDS = "/proc/self/ns/pid"
 _LOOK_EVERY_S = 1.0
 _TRIES = 20
 
@@ -353,8 +353,9 @@ def parsed(word: Word | None) -> dict[str, Any]:
 
 def pids_here() -> str:
     """Where the number of a process means what it means here; "" where that cannot be told."""
+    boot = boot_id()
     with suppress(OSError):
-        return f"{Path(_BOOT_ID).read_text().strip()} {os.readlink(_PIDS)}"
+        return f"{boot} {os.readlink(_PIDS)}" if boot else ""
     return ""
 
 

@@ -33,6 +33,12 @@ class Followed:
     committed: Future[Path]
     destination: Destination | None = None
 
+    @property
+    def has_committed(self) -> bool:
+        """Whether it is there: not under way, failed or cancelled."""
+        committed = self.committed
+        return committed.done() and not committed.cancelled() and committed.exception() is None
+
 
 @dataclass(frozen=True, slots=True)
 class LevelGauge:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -71,6 +72,11 @@ def processor(field: str) -> str:
             if name.strip() == field:
                 return value.strip()
     return ""
+
+
+def boot_id() -> str:
+    """Another one for each start of each machine; "" where that is not told."""
+    return _read(_BOOT_ID)
 
 
 def filesystem_of(path: Path) -> tuple[str, str]:

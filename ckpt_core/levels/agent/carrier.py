@@ -152,15 +152,7 @@ class Carrier:
             self._token, self._looked_s = plan.token, float("-inf")
             self._damaged.clear()
             self._refused.clear()
-        if self._far is None:
-            mounted = read_mounts(self._root).get(self.url, "")
-            self._far = open_far(self.url, files=self._files, mounted=mounted)
-        far = self._far
-        self._look(far)
-        if not self._taken_up:
-            # The lock of `.levels` is held: whoever had begun to send a file of this root is dead.
-            far.take_up(self._holds)
-            self._taken_up = True
+        far = self._opened()
         self._pins.pin(far, self._there)
         found = self._here()
         lesser = self._sources.lesser(self._there, far)
@@ -196,6 +188,18 @@ class Carrier:
         if not moved and not copies:
             self._clear_up(far, here)
         return moved
+
+    def _opened(self) -> Far:
+        """The level, and what is there known."""
+        if self._far is None:
+            mounted = read_mounts(self._root).get(self.url, "")
+            self._far = open_far(self.url, files=self._files, mounted=mounted)
+        self._look(self._far)
+        if not self._taken_up:
+            # The lock of `.levels` is held: whoever had begun to send a file of this root is dead.
+            self._far.take_up(self._holds)
+            self._taken_up = True
+        return self._far
 
     def _holds(self, file: str) -> bool:
         target, _, rest = file.partition("/")

@@ -141,24 +141,12 @@ class Due:
             apart = ()
         # The agent may not have looked again since training has gone back.
         here, there = but_for(found, apart), but_for(seen.steps, apart)
-        saved = () if nodes else [one for kind in self._saved() for one in kind]
         # Parity is kept of steps alone.
         looked = () if level.parity else self._named.look()
-        at_root = [one.copy for one in looked]
         files = {name: Copy.of(it, name) for name, it in seen.files.items()}
-        lasts = [
-            one
-            for one in last
-            if one.attempt not in apart
-            # Its owner may have deleted a directory since.
-            and (one.directory is None or one in at_root)
-            and _is_missing(one, level, seen, there, itself=one in saved)
-        ]
-        at = [*(Copy(*save) for save in there.items()), *files.values()]
-        before = [*(Copy(*save) for save in here.items()), *at_root]
-        for one in () if nodes else lasts:
-            if one in saved or one.directory is not None:
-                self._check_comes(one, level, at, before)
+        at_root = [*_copies(here), *(one.copy for one in looked)]
+        lasts = [one for one in last if one.attempt not in apart]
+        lasts = self._coming(lasts, level, seen, there, at_root, nodes=nodes)
         due = {step: here[step] for step in wanted(here, level, there=there)}
         due |= {one.step: one.attempt for one in lasts if one.directory is None}
         if needed is not None and there.get(needed.step) != needed.attempt:
@@ -170,10 +158,35 @@ class Due:
         pins = pinned_steps(self._root).intersection(seen.steps).difference(seen.pinned)
         left += [f"the pin of step {step}" for step in sorted(pins)]
         if due and not left:
+            text = f"steps {sorted(due)} were passed over at {level.url}"
             why = seen.problem or "agent.log says why"
-            text = f"steps {sorted(due)} were passed over at {level.url}: {why}"
-            raise CommitError(f"{text}. They are safe where they are", step=max(due))
+            raise CommitError(f"{text}: {why}. They are safe where they are", step=max(due))
         return left
+
+    def _coming(
+        self,
+        lasts: Sequence[Copy],
+        level: Level,
+        seen: LevelStatus,
+        there: Mapping[int, str],
+        at_root: Collection[Copy],
+        *,
+        nodes: bool,
+    ) -> list[Copy]:
+        """What of that is not there yet; CommitError where something of it never comes."""
+        saved = () if nodes else [one for kind in self._saved() for one in kind]
+        missing = [
+            one
+            for one in lasts
+            # Its owner may have deleted a directory since.
+            if (one.directory is None or one in at_root)
+            and _is_missing(one, level, seen, there, itself=one in saved)
+        ]
+        at_level = [*_copies(there), *(Copy.of(it, name) for name, it in seen.files.items())]
+        for one in () if nodes else missing:
+            if one in saved or one.directory is not None:
+                self._check_comes(one, level, at_level, at_root)
+        return missing
 
     def _check_comes(
         self, save: Copy, level: Level, there: Collection[Copy], here: Collection[Copy]
@@ -195,6 +208,10 @@ class Due:
             step=save.step,
             path=self._root,
         )
+
+
+def _copies(saves: Mapping[int, str]) -> list[Copy]:
+    return [Copy(step, attempt) for step, attempt in saves.items()]
 
 
 def _newer(save: Copy, others: Collection[Copy]) -> Copy | None:

@@ -194,7 +194,7 @@ class Following:
         later = self._latest.get(save.step, save)
         if save.destination is not None or later.attempt == save.attempt:
             return False
-        return later.committed.done() and later.committed.exception() is None
+        return later.has_committed
 
     def _tell(self, level: LevelStatus, told: _Told) -> None:
         for name, steps, known in (

@@ -29,15 +29,10 @@ class LastSaved:
         )
 
     def _done(self) -> list[Followed]:
-        done = [one for one in self._saves if _is_committed(one)]
+        done = [one for one in self._saves if one.has_committed]
         last = {
             None if one.destination is None else one.destination.directory: one
             for one in done
             if one.step == done[-1].step
         }
         return [*last.values()]
-
-
-def _is_committed(save: Followed) -> bool:
-    committed = save.committed
-    return committed.done() and not committed.cancelled() and committed.exception() is None

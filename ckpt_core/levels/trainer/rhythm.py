@@ -52,7 +52,7 @@ class Rhythm:
         """
         while self._under_way and self._under_way[0].committed.done():
             save = self._under_way.pop(0)
-            if save.committed.exception() is None:
+            if save.has_committed:
                 self._committed(save.step)
         if self._count and not self._has_told:
             self._look_ahead(seen)
