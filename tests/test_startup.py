@@ -58,6 +58,13 @@ def test_the_compiler_is_whole_for_whoever_asks_for_a_part_of_it() -> None:
     assert told(code, **{VARIABLE: "1"}) == ["torch._dynamo.config", "OptimizedModule"]
 
 
+def test_a_part_of_the_compiler_that_is_asked_for_first_is_the_one_that_the_compiler_has() -> None:
+    code = "import json, torch\nfrom torch._dynamo.convert_frame import input_codes, __spec__\n"
+    code += "double = lambda x: 2 * x\ntorch.compile(double, backend='eager')(torch.ones(1))\n"
+    code += "told = [__spec__.origin is not None, double.__code__ in input_codes]"
+    assert told(code, **{VARIABLE: "1"}) == [True, True]
+
+
 def test_asking_whether_a_module_is_compiled_imports_no_compiler_and_finds_one_that_is() -> None:
     code = "import json, sys, torch\nfrom torch._dynamo import OptimizedModule\n"
     code += "there = lambda: 'torch._dynamo.eval_frame' in sys.modules\n"

@@ -66,6 +66,8 @@ class _Calm(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> ModuleSpec | None:
         if name.startswith(f"{COMPILER}.") and name != APART:
             _load(sys.modules[COMPILER])
+            if name in sys.modules:
+                return _There(sys.modules[name]).spec
         if name not in KNOWN or name in self._loaders:
             return None
         self._loaders[name] = None  # the search below comes here again
@@ -87,6 +89,24 @@ class _Calm(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return
         with _around(module):
             _execute(module)
+
+
+class _There(importlib.abc.Loader):
+    """Of a module that came with the one around it, after Python had looked: it would be executed again.
+
+    By the import system's rule its own spec is what counts then, whatever a finder returns.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        self._module, self.spec, self._loader = module, module.__spec__, module.__spec__.loader
+        self.spec.loader = self
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.spec.loader = self._loader
 
 
 def _around(module: ModuleType) -> AbstractContextManager[None]:
