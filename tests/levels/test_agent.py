@@ -372,6 +372,20 @@ def test_a_new_plan_is_followed_without_a_restart(
     assert [one.url for one in status.levels] == [str(tmp_path / "one"), str(tmp_path / "three")]
 
 
+def test_another_bandwidth_of_a_new_plan_counts_for_the_copy_that_is_under_way(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far = tmp_path / "far"
+    store = make_store(root)
+    save(store, 1, nbytes=1 << 20)
+    process = agents.start(root, plan_of(level(far, bandwidth="1kB/s")))
+    until(lambda: (found := read_status(root)) and found.levels[0].sent_bytes)
+    write_plan(root, plan_of(level(far), session=2))
+    until(lambda: look(far))
+    store.close()
+    agents.ended(process, root)
+
+
 def test_a_plan_that_says_closed_ends_nothing_while_somebody_trains(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:

@@ -358,6 +358,21 @@ def test_time_that_was_not_used_is_not_made_up_for() -> None:
     assert clock.now - begun >= 9.8
 
 
+@pytest.mark.parametrize("changed", [1_000_000, None])
+def test_another_rate_counts_at_once_also_for_who_waits(changed: int | None) -> None:
+    clock = Clock()
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        pace.bytes_per_s = changed
+
+    pace = Pace(1, clock=lambda: clock.now, sleep=sleep)
+    begun = clock.now
+    for _ in range(2):
+        pace.let_through(1_000_000)
+    assert clock.now - begun <= 1.01
+
+
 def test_a_copy_keeps_to_the_pace_in_blocks_and_in_all(root: Path, far: Heard) -> None:
     nbytes = 500 * CHUNK_BYTES
     save(make_store(root), 10, nbytes=nbytes)

@@ -171,16 +171,19 @@ class Agent:
         self.plan = plan
         self._hosting.follow(plan.serve)
         board.follow(plan)
-        urls = [level.url for level in plan.levels]
-        for url in [url for url in self._carriers if url not in urls]:
+        levels = {level.url: level for level in plan.levels}
+        for url in self._carriers.keys() - levels:
             self._carriers[url].stop()
             self._left.append(self._carriers.pop(url))
-        for url in urls:
-            if url not in self._carriers:
-                kind = _kind(url)
-                carrier = kind(self._root, url, board, files=self._files, timing=self._timing)
-                self._carriers[url] = carrier
-                carrier.start()
+        for url, level in levels.items():
+            if url in self._carriers:
+                self._carriers[url].go_by(level)
+                continue
+            kind = _kind(url)
+            carrier = kind(self._root, url, board, files=self._files, timing=self._timing)
+            carrier.go_by(level)
+            self._carriers[url] = carrier
+            carrier.start()
 
     def _reason(self, board: Board) -> str:
         """Why to end now; "" to go on."""

@@ -54,7 +54,6 @@ class Carrier:
         self._there: dict[int, str] = {}
         self._looked_s = self._swept_s = self._joined_s = float("-inf")
         self._pace = Pace(None, stop=self._stop)
-        self._bandwidth: int | None = None
         self._sources = Sources(files=files)
         self._named = NamedCarrier(url, board, files=files, timing=timing)
         self._pins = Pins(root, url, board, files=files)
@@ -79,6 +78,10 @@ class Carrier:
         """Begin."""
         for thread in self._threads:
             thread.start()
+
+    def go_by(self, level: Level) -> None:
+        """Take from a new plan what counts for a copy under way, too."""
+        self._pace.bytes_per_s = level.bytes_per_s
 
     def stop(self) -> None:
         """Have it end before the next block, and before anything is published."""
@@ -212,9 +215,6 @@ class Carrier:
         level = next((one for one in self._board.plan.levels if one.url == self.url), None)
         if level is None:
             raise Stopped("the plan has no such level any more")
-        if level.bytes_per_s != self._bandwidth:
-            self._bandwidth = level.bytes_per_s
-            self._pace = Pace(level.bytes_per_s, stop=self._stop)
         return level
 
     def _look(self, far: Far, *, now: bool = False) -> None:

@@ -15,6 +15,7 @@ _MOST_BLOCK_BYTES = 8 << 20
 """Of memory that is only looked at: each block of it is a call or two of the system."""
 _LEAST_BLOCK_BYTES = 64 << 10
 _BLOCKS_PER_S = 10
+_LOOK_AGAIN_S = 0.2
 
 
 class Stopped(CkptError):
@@ -26,6 +27,9 @@ class Pace:
 
     The time that a block takes is over before the next one is let through, so there is no burst, and what was
     not used (the store was slower) is not made up for later.
+
+    Attributes:
+        bytes_per_s: the rate; None: no bound. Any thread may change it, also while something waits.
     """
 
     def __init__(
@@ -39,22 +43,21 @@ class Pace:
         """A pace.
 
         Args:
-            bytes_per_s: None: no bound.
             stop: set by whoever wants it to end.
             sleep: waits for so many seconds, or until `stop` is set.
         """
-        self._rate = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._stop = stop or threading.Event()
         self._clock = clock
         self._sleep = sleep or self._stop.wait
-        self._next_s = 0.0
+        self._last_s, self._last_bytes = 0.0, 0
 
     @property
     def block_bytes(self) -> int:
         """Most bytes to send at a time, so that waiting is even."""
-        if self._rate is None:
+        if (rate := self.bytes_per_s) is None:
             return _MOST_BLOCK_BYTES
-        return min(BLOCK_BYTES, max(_LEAST_BLOCK_BYTES, self._rate // _BLOCKS_PER_S))
+        return min(BLOCK_BYTES, max(_LEAST_BLOCK_BYTES, rate // _BLOCKS_PER_S))
 
     def let_through(self, nbytes: int) -> None:
         """Wait until so many bytes may be sent.
@@ -62,15 +65,14 @@ class Pace:
         Raises:
             Stopped: it is to end.
         """
-        while self._rate is not None and not self._stop.is_set():
-            left_s = self._next_s - self._clock()
+        while (rate := self.bytes_per_s) is not None and not self._stop.is_set():
+            left_s = self._last_s + self._last_bytes / rate - self._clock()
             if left_s <= 0:
                 break
-            self._sleep(left_s)
+            self._sleep(min(left_s, _LOOK_AGAIN_S))  # the rate may be another one by then
         if self._stop.is_set():
             raise Stopped("told to end")
-        if self._rate is not None:
-            self._next_s = max(self._next_s, self._clock()) + nbytes / self._rate
+        self._last_s, self._last_bytes = self._clock(), nbytes
 
 
 class Backoff:
