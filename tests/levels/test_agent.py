@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from ckpt_core.levels import LEVELS, read_status, write_plan
+from ckpt_core.levels.agent.board import Board, Timing
 from ckpt_core.levels.agent.copying import How, send
 from ckpt_core.levels.agent.pace import Stopped
 from ckpt_core.levels.agent.source import OpenSave
+from ckpt_core.levels.agent.trouble import Trouble
 from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.levels.far.door import Away
 from ckpt_core.levels.mailbox import PROTOCOL
 from ckpt_core.options import Level
 from ckpt_core.store import step_path
@@ -443,6 +446,40 @@ def test_a_level_that_is_away_is_told_once_and_caught_up_with(
     store.close()
     agents.ended(process, root)
     assert log_of(root).count("WARNING") == 1 and "well again" in log_of(root)
+
+
+def test_a_new_plan_is_tried_at_once_and_not_told_of_what_was_mended_before_it(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far = tmp_path / "far"
+    far.write_text("a file")
+    store = make_store(root)
+    save(store, 1)
+    # Whoever waited for the next try would wait for longer than this test does.
+    process = agents.start(root, plan_of(level(far)), again_most_s=10_000.0)
+    until(lambda: (found := read_status(root)) and found.levels[0].hopeless)
+    far.unlink()
+    plan = plan_of(level(far), session=2)
+    write_plan(root, plan)
+    status = until(lambda: (found := read_status(root)) and found.token == plan.token and found)
+    assert (status.levels[0].problem, status.levels[0].hopeless) == ("", False)
+    until(lambda: look(far))
+    store.close()
+    assert agents.ended(process, root).levels[0].since_s == 0
+
+
+def test_what_a_turn_has_met_that_began_before_a_plan_is_not_told_of_it(tmp_path: Path) -> None:
+    before, now, then = (plan_of(level(tmp_path), session=session) for session in (1, 2, 3))
+    board = Board(before, None)
+    trouble = Trouble(str(tmp_path), board, Timing())
+    problem = Away("it is away", hopeless=True)
+    board.follow(now)
+    trouble.failed(problem, before.token)
+    assert board.told().levels[0].problem == "" and not trouble.is_there
+    trouble.failed(problem, now.token)
+    assert board.told().levels[0].problem == "it is away" and trouble.is_there
+    board.follow(then)
+    assert board.told().levels[0].problem == "" and not trouble.is_there
 
 
 def test_an_agent_without_progress_gives_up_when_nobody_trains(

@@ -78,6 +78,8 @@ class Board:
             if plan.token != self.plan.token:
                 for status in self._known.values():
                     status.reached, status.skipped = {}, {}
+                    # It may have been mended: whoever waits with this plan is told what its own turns meet.
+                    status.problem, status.hopeless, status.since_s = "", False, 0.0
             self.plan = plan
             self.epoch += 1
             self.version += 1

@@ -80,8 +80,9 @@ class Carrier:
             thread.start()
 
     def go_by(self, level: Level) -> None:
-        """Take from a new plan what counts for a copy under way, too."""
+        """Take from a new plan what counts for a copy under way, too, and have it look at once."""
         self._pace.bytes_per_s = level.bytes_per_s
+        self.wake()
 
     def stop(self) -> None:
         """Have it end before the next block, and before anything is published."""
@@ -100,13 +101,13 @@ class Carrier:
 
     def _carry(self) -> None:
         while not self._stop.is_set():
-            epoch, waits, wait_s = self._board.epoch, self._stop, 0.0
+            epoch, token = self._board.epoch, self._board.plan.token
+            rest_s = pause_s = 0.0
             # Order matters: what comes during the turn is looked at in the next one.
             self._woken.clear()
             try:
                 moved = self._turn()
-                if not moved:
-                    waits, wait_s = self._woken, self._rest_s()
+                rest_s = 0.0 if moved else self._rest_s()
                 if not moved and not self._waiting and not self._board.alive:
                     self.done_in = epoch
                 self.fenced_s = 0.0
@@ -114,19 +115,16 @@ class Carrier:
             except Stopped:
                 break
             except Fenced as exc:
-                self._trouble.tell(str(exc), hopeless=True)
-                self.fenced_s, wait_s = self.fenced_s or time.monotonic(), self._timing.poll_s
-            except CkptError as exc:
-                wait_s = self._failed(exc)
+                self._trouble.tell(str(exc), token, hopeless=True)
+                self.fenced_s, pause_s = self.fenced_s or time.monotonic(), self._timing.poll_s
             except Exception as exc:
-                logger.exception("%s: unexpected", self.url)
-                wait_s = self._failed(exc)
-            waits.wait(wait_s)
-
-    def _failed(self, exc: Exception) -> float:
-        # What was seen there may have changed meanwhile.
-        self._looked_s = float("-inf")
-        return self._trouble.failed(exc)
+                if not isinstance(exc, CkptError):
+                    logger.exception("%s: unexpected", self.url)
+                # What was seen there may have changed meanwhile.
+                self._looked_s = float("-inf")
+                pause_s = self._trouble.failed(exc, token)
+            self._trouble.pause(pause_s, token, woken=self._woken, stop=self._stop)
+            self._woken.wait(rest_s)
 
     def _rest_s(self) -> float:
         """How long to wait, unless woken, where there was nothing to do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 from ckpt_core.errors import CkptError
@@ -15,37 +16,68 @@ logger = logging.getLogger(__name__)
 class Trouble:
     """That of one level, for its thread.
 
-    Attributes:
-        is_there: whether there is any.
+    It is that of one plan: before the next one somebody may have seen to it, which is then tried at once.
     """
 
     def __init__(self, url: str, board: Board, timing: Timing) -> None:
-        self.is_there = False
         self._url, self._board = url, board
         self._backoff = Backoff(first_s=timing.again_s, most_s=timing.again_most_s)
+        self._token: str | None = None
 
-    def failed(self, exc: Exception) -> float:
-        """A turn ended with an error; how many seconds to wait before the next one."""
+    @property
+    def is_there(self) -> bool:
+        """Whether there is any, with the present plan."""
+        return self._token == self._board.plan.token
+
+    def failed(self, exc: Exception, token: str) -> float:
+        """A turn ended with an error; how many seconds to wait before the next one.
+
+        Args:
+            token: of the plan when the turn began.
+        """
         hopeless = getattr(exc, "hopeless", not isinstance(exc, CkptError))
-        self.tell(str(exc), hopeless=hopeless)
+        self.tell(str(exc), token, hopeless=hopeless)
         return self._backoff.failed(hopeless=hopeless)
 
-    def tell(self, text: str, *, hopeless: bool) -> None:
-        """It is in the status, and in the log where it is new; hopeless: somebody has to do something."""
+    def tell(self, text: str, token: str, *, hopeless: bool) -> None:
+        """It is in the status, and in the log where it is new.
+
+        Args:
+            token: as for `failed`; where there is a later plan by now the status says nothing of it.
+            hopeless: somebody has to do something.
+        """
+        is_new = token != self._token
         with self._board.change(self._url) as status:
-            if not self.is_there:
-                status.since_s = time.time()
-            status.problem, status.hopeless = text, hopeless
-        if not self.is_there:
+            if token == self._board.plan.token:
+                if is_new:
+                    status.since_s = time.time()
+                status.problem, status.hopeless = text, hopeless
+        if is_new:
+            self._backoff.succeeded()
             logger.warning("%s", text)
-        self.is_there = True
+        self._token = token
+
+    def pause(
+        self, pause_s: float, token: str, *, woken: threading.Event, stop: threading.Event
+    ) -> None:
+        """Wait before the next turn, whatever is committed meanwhile; no longer than to the next plan.
+
+        Args:
+            token: as for `failed`.
+            woken: set where there may be another plan; cleared here.
+        """
+        until_s = time.monotonic() + pause_s
+        while not stop.is_set() and self._board.plan.token == token:
+            if (left_s := until_s - time.monotonic()) <= 0:
+                break
+            woken.wait(left_s)
+            woken.clear()
 
     def end(self) -> None:
         """A turn ended well."""
         if not self.is_there:
             return
         logger.info("%s: well again after %d failures", self._url, self._backoff.failures)
-        self._backoff.succeeded()
-        self.is_there = False
+        self._token = None
         with self._board.change(self._url) as status:
             status.problem, status.hopeless, status.since_s = "", False, 0.0
