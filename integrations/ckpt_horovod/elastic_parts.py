@@ -142,7 +142,7 @@ class Parts:
         """Take the first rank's learning rates, schedulers, samplers and plain values; called on all ranks.
 
         Args:
-            keep_own: those that belong to each rank alone stay.
+            keep_own: those that belong to each rank alone stay, and those of which a part does.
         """
         for handler in self._of(Optimizer).values():
             groups = handler.value.param_groups
@@ -151,10 +151,10 @@ class Parts:
                 group.update(options)
         kept = self._own if keep_own else ()
         for name, handler in self._handlers.items():
-            if not isinstance(handler.value, Optimizer | nn.Module) and name not in kept:
+            if not isinstance(handler.value, Optimizer | nn.Module) and not _is_of(name, kept):
                 handler.sync()
         values = self.values().items()
-        self.set_values(tell({k: v for k, v in values if f"{ATTRIBUTES}.{k}" not in kept}))
+        self.set_values(tell({k: v for k, v in values if not _is_of(f"{ATTRIBUTES}.{k}", kept)}))
 
     def forget_gradients(self) -> None:
         """All-reduces that will never end, and gradients of a step that was not made."""
@@ -203,6 +203,11 @@ class _Values:
 def tell(mine: Any) -> Any:
     """What the first rank gives here; called on all ranks."""
     return broadcast_object(mine, root_rank=0, name="ckpt_horovod.elastic")
+
+
+def _is_of(name: str, paths: Iterable[str]) -> bool:
+    """Whether one of the paths is this part of the tree, or lies in it."""
+    return any(path == name or path.startswith(f"{name}.") for path in paths)
 
 
 def _without_params(group: dict[str, Any]) -> dict[str, Any]:

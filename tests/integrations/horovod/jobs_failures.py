@@ -129,6 +129,28 @@ def commit_failing(root: str) -> dict[str, Any]:
     return {"raised": raised, "steps": committed_steps(root)}
 
 
+def own_parts(root: str) -> dict[str, Any]:
+    """A job is started again, in whose attributes some parts belong to each rank alone."""
+    per_rank = ["stats.mine", "object.number", "whole"]
+    for number in (7, 8):
+        training = Training(Recipe(name=f"own-parts-{number}"), {"checkpointer": None})
+        with TorchState(
+            training.model,
+            training.optimizer,
+            root=root,
+            per_rank=per_rank,
+            stats={"mine": -1, "all": -1},
+            whole=-1,
+            object=_Mine(-1),
+        ) as state:
+            state.sync()
+            if number == 7:
+                state.stats, state.whole = {"mine": hvd.rank(), "all": number}, hvd.rank()
+                state.object.number = hvd.rank()
+                state.commit()
+    return {"stats": state.stats, "whole": state.whole, "object": state.object.number}
+
+
 def between_passes(root: str) -> dict[str, Any]:
     """An elastic job looks for hosts, and commits, behind a pass that left gradients on rank 1 alone."""
     raised: list[list[Any]] = []
@@ -145,6 +167,19 @@ def between_passes(root: str) -> dict[str, Any]:
         training.optimizer.step()
         _try(1, "commit", raised, state.commit)
     return {"raised": raised, "steps": committed_steps(root)}
+
+
+class _Mine:
+    """A user's own object."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.number = state["number"]
 
 
 @contextlib.contextmanager

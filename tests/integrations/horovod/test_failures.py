@@ -73,6 +73,11 @@ def test_a_commit_that_fails_on_one_rank_is_told_there_and_both_train_on(pair: O
         assert found["steps"] == [1, 2, 5, 6, 7, 8]
 
 
+def test_parts_of_attributes_that_belong_to_each_rank_come_back_to_it(pair: Outcome) -> None:
+    for rank, found in enumerate(pair.of("own_parts")):
+        assert found == {"stats": {"mine": rank, "all": 7}, "whole": rank, "object": rank}
+
+
 def test_between_passes_no_rank_commits_or_leaves_whichever_of_them_has_gradients(
     pair: Outcome,
 ) -> None:
