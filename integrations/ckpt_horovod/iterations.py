@@ -98,6 +98,8 @@ class Iterations:
         self._decisions.forget()
         self._layers, self._refused = None, None
         self._stepped, self._layered, self._deferred = False, False, False
+        # Danger: what this one has gone through, a worker that is new has not, and all ask the same.
+        self._went_back, self._ended_by, self._stepped_at = False, None, 0
         # Layers that are enqueued in the step need memory of another form.
         self._prepares = checkpointer is not None and not self._in_step and _on_device(self._tree)
         if checkpointer is not None:

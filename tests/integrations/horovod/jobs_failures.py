@@ -151,6 +151,30 @@ def own_parts(root: str) -> dict[str, Any]:
     return {"stats": state.stats, "whole": state.whole, "object": state.object.number}
 
 
+def joined(root: str) -> dict[str, Any]:
+    """Behind a loss a worker that is new meets one that has made steps; neither makes one at first."""
+    training = Training(Recipe(name="joined"), {"checkpointer": None})
+    state = TorchState(training.model, training.optimizer, root=root)
+    with state:
+        state.sync()
+        training.iterate(0)
+        state.commit()
+    state.restore()
+    state.on_reset()
+    if hvd.rank() == 1:
+        training = Training(Recipe(name="joined"), {"checkpointer": None})
+        state = TorchState(training.model, training.optimizer, root=root)
+    with state:
+        state.sync()
+        counts = [training.optimizer.iterations]
+        for number in (1, 2):
+            if number == 2:
+                training.iterate(number)
+            training.optimizer.end_iteration()
+            counts.append(training.optimizer.iterations)
+    return {"counts": counts}
+
+
 def between_passes(root: str) -> dict[str, Any]:
     """An elastic job looks for hosts, and commits, behind a pass that left gradients on rank 1 alone."""
     raised: list[list[Any]] = []

@@ -405,6 +405,36 @@ def test_hosts_that_change_between_the_passes_of_a_step_are_told_behind_it(
 
 
 @pytest.mark.usefixtures("alone")
+def test_behind_a_change_of_hosts_a_pass_without_a_step_is_an_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Checkpointer that was closed had ended the iteration before, and not the one that begins."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # one rank reduces as well
+    model, optimizer = _wrapped(backward_passes_per_step=2)
+    with TorchState(model, optimizer, root=tmp_path, batch=0) as state:
+
+        def train(until: int) -> None:
+            while state.batch < until:
+                state.batch += 1
+                parts.loss_of(model, [1, 2]).backward()
+                if state.batch % 2 == 0:
+                    optimizer.step()
+                    state.check_host_updates()
+                optimizer.end_iteration()
+                if state.batch % 2 == 0:
+                    optimizer.zero_grad()
+
+        state.sync()
+        state.on_hosts_updated(time.time(), HostUpdateResult.added)
+        with pytest.raises(HostsUpdatedInterrupt):
+            train(2)
+        state.on_reset()
+        state.sync()
+        train(6)
+        assert optimizer.iterations == 6
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("behind", [False, True])
 def test_looks_for_hosts_that_are_never_behind_a_step_are_told_once(
     tmp_path: Path,

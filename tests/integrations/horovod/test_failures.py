@@ -78,6 +78,14 @@ def test_parts_of_attributes_that_belong_to_each_rank_come_back_to_it(pair: Outc
         assert found == {"stats": {"mine": rank, "all": 7}, "whole": rank, "object": rank}
 
 
+def test_a_worker_that_joins_behind_a_loss_counts_iterations_as_the_one_that_was_left_does(
+    pair: Outcome,
+) -> None:
+    """Ranks that differ there ask different collectives, and none of them ends."""
+    for found in pair.of("joined"):
+        assert found["counts"] == [1, 2, 3]
+
+
 def test_between_passes_no_rank_commits_or_leaves_whichever_of_them_has_gradients(
     pair: Outcome,
 ) -> None:
