@@ -122,13 +122,15 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
 
         Raises:
             CkptError: as for both. Where hosts have changed, or a rank was lost, that is raised, and what
-                failed the save is logged.
+                failed the save is logged. So it is with what the `state_dict` of an attribute raises.
         """
         self._iterations.refuse_inside("commit()")
-        failed: CkptError | None = None
+        failed: Exception | None = None
         try:
             self.save()
-        except CkptError as exc:
+        except HorovodInternalError:  # of a collective: those of the other ranks fail too
+            raise
+        except Exception as exc:
             if self._checkpointer is None:
                 raise
             failed = exc

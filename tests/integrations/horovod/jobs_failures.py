@@ -10,7 +10,6 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
-from horovod.common.exceptions import HostsUpdatedInterrupt
 from horovod.runner.elastic.worker import HostUpdateResult
 
 import ckpt_horovod
@@ -129,6 +128,20 @@ def commit_failing(root: str) -> dict[str, Any]:
     return {"raised": raised, "steps": committed_steps(root)}
 
 
+def commit_interrupted(root: str) -> dict[str, Any]:
+    """What belongs to the user raises on rank 0, in one commit of an elastic job."""
+    raised: list[list[Any]] = []
+    training = Training(Recipe(name="commit-interrupted"), {"checkpointer": None})
+    mine = _Mine(0)
+    with _elastic(root, training, FaultAt(None, errno.ENOSPC), mine=mine) as (state, _):
+        for number in range(ITERATIONS):
+            training.iterate(number)
+            mine.breaks = hvd.rank() == 0 and number == BROKEN
+            _try(number, "commit", raised, state.commit)
+            _settle(state.checkpointer)
+    return {"raised": raised, "steps": committed_steps(root)}
+
+
 def own_parts(root: str) -> dict[str, Any]:
     """A job is started again, in whose attributes some parts belong to each rank alone."""
     per_rank = ["stats.mine", "object.number", "whole"]
@@ -198,8 +211,11 @@ class _Mine:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.breaks = False
 
     def state_dict(self) -> dict[str, Any]:
+        if self.breaks:
+            raise RuntimeError("out of memory")
         return {"number": self.number}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -207,9 +223,11 @@ class _Mine:
 
 
 @contextlib.contextmanager
-def _elastic(root: str, training: Training, fault: FaultAt) -> Iterator[tuple[TorchState, FaultAt]]:
+def _elastic(
+    root: str, training: Training, fault: FaultAt, **attributes: Any
+) -> Iterator[tuple[TorchState, FaultAt]]:
     """A state that has been synced, and writes through `fault`."""
-    with TorchState(training.model, training.optimizer, root=root) as state:
+    with TorchState(training.model, training.optimizer, root=root, **attributes) as state:
         # Put there by hand: its files are faulty.
         made = Checkpointer(
             root, tiny(), coordination=ckpt_horovod.coordination(), files=fault.files()
@@ -249,7 +267,7 @@ def _iterate(
 def _try(number: int, where: str, raised: list[list[Any]], act: Any) -> None:
     try:
         act()
-    except (CkptError, HostsUpdatedInterrupt) as exc:
+    except (CkptError, RuntimeError) as exc:
         raised.append([number, where, type(exc).__name__])
 
 

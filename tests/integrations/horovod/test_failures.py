@@ -73,6 +73,16 @@ def test_a_commit_that_fails_on_one_rank_is_told_there_and_both_train_on(pair: O
         assert found["steps"] == [1, 2, 5, 6, 7, 8]
 
 
+def test_a_commit_in_which_an_object_of_the_users_raises_is_told_there_and_both_train_on(
+    pair: Outcome,
+) -> None:
+    first, second = pair.of("commit_interrupted")
+    assert first["raised"] == [[2, "commit", "RuntimeError"]]
+    assert second["raised"] == []
+    for found in (first, second):
+        assert found["steps"] == [1, 2, 4, 5, 6, 7, 8]
+
+
 def test_parts_of_attributes_that_belong_to_each_rank_come_back_to_it(pair: Outcome) -> None:
     for rank, found in enumerate(pair.of("own_parts")):
         assert found == {"stats": {"mine": rank, "all": 7}, "whole": rank, "object": rank}
