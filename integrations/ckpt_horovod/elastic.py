@@ -168,8 +168,8 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
     def check_host_updates(self) -> None:
         """As Horovod's; called by `commit`. Before it raises, what is in flight becomes durable.
 
-        Between the passes of a step (backward_passes_per_step) it waits with that until the step is made:
-        ranks that sync begin a step anew.
+        Between the passes of a step (backward_passes_per_step), and between `synchronize()` and that step, it
+        waits with that until the step is made: ranks that sync begin a step anew.
 
         Raises:
             ConfigError: called within `optimizer.iteration()`.
@@ -177,7 +177,8 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
                 Horovod would leave that out (hosts were only removed), since they need a Checkpointer.
         """
         self._iterations.refuse_inside("check_host_updates()")
-        if self._iterations.is_accumulating():
+        # Not in `commit`, which a step that was left out is not to keep from saving.
+        if self._iterations.is_accumulating(reduced=True):
             self._tell_put_off()
             return
         self._looks_put_off = 0

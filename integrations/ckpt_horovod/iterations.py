@@ -229,9 +229,9 @@ class Iterations:
         self._refuse_accumulating(self.is_accumulating())
         return self._save(self.count, parts)
 
-    def is_accumulating(self) -> bool:
-        """Whether a step has some of its passes on some rank; asked on all ranks."""
-        return self._stepper.have_gradients()
+    def is_accumulating(self, *, reduced: bool = False) -> bool:
+        """Whether a step has some of its passes on some rank, or `reduced` gradients; asked on all ranks."""
+        return self._stepper.have_gradients(reduced=reduced)
 
     def refuse_inside(self, call: str) -> None:
         """ConfigError within `iteration()`: what leaves the block by an exception would be trained twice."""

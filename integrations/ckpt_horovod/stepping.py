@@ -85,17 +85,29 @@ class Stepper:
         passes: int = self._optimizer.backward_passes_per_step
         return passes > 1
 
-    def have_gradients(self) -> bool:
-        """Whether some rank holds gradients of some of the passes of a step; called on all ranks."""
+    def have_gradients(self, *, reduced: bool = False) -> bool:
+        """Whether some rank holds gradients of some of the passes of a step; called on all ranks.
+
+        Args:
+            reduced: or those that `synchronize()` has reduced for a step; one that is left out (GradScaler)
+                looks as one that is yet to be made, until its gradients are gone.
+        """
         if not self.accumulates:
             return False
         passes, left = self._optimizer.backward_passes_per_step, self._optimizer._allreduce_delay
         # A pass may leave a rank without any, and what follows from them is done by all ranks or by none.
-        mine = any(count != passes for count in left.values())
+        mine = any(count != passes for count in left.values()) or (reduced and self._have_reduced())
         held = torch.tensor(int(mine), device="cpu")
         ranks = getattr(self._optimizer, "process_set", hvd.global_process_set)
         name = "ckpt_horovod.gradients"
         return bool(hvd.allreduce(held, op=hvd.Sum, name=name, process_set=ranks))
+
+    def _have_reduced(self) -> bool:
+        # Horovod goes on to say so after a step that was left out.
+        optimizer = self._optimizer
+        return bool(optimizer._synchronized) and any(
+            param.grad is not None for param in optimizer._requires_update
+        )
 
     def reduces_in_step(self) -> bool:
         """Whether all-reduces end within this step, so that layers become final one after the other."""

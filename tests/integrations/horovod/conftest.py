@@ -63,6 +63,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         *_rooted(folder, "jobs_failures", "edited", "short_of_memory"),
         *_rooted(folder, "jobs_failures", "commit_failing", "between_passes"),
         *_rooted(folder, "jobs_failures", "commit_interrupted", "own_parts", "joined"),
+        *_rooted(folder, "jobs_failures", "before_the_step"),
         *_rooted(folder, "jobs_faces", "what_it_is", "state_dicts", "broadcasts", "schedulers"),
         *_rooted(folder, "jobs_faces", "used_before", "errors", "names", "shared"),
     ]

@@ -222,6 +222,33 @@ class _Mine:
         self.number = state["number"]
 
 
+def before_the_step(root: str) -> dict[str, Any]:
+    """Hosts change between `synchronize()` and its step; the step before was left out, as by a GradScaler."""
+    raised: list[list[Any]] = []
+    recipe = Recipe(name="before-the-step", horovod={"backward_passes_per_step": 2})
+    training = Training(recipe, {"checkpointer": None})
+    optimizer = training.optimizer
+    with _elastic(root, training, FaultAt(None, errno.ENOSPC)) as (state, _):
+        _reduce_passes(training)
+        _try(0, "commit", raised, state.commit)
+        optimizer.zero_grad()
+        held = state._iterations.is_accumulating(reduced=True)
+        _reduce_passes(training)
+        if hvd.rank() == 0:
+            state.on_hosts_updated(time.time(), HostUpdateResult.added)
+        _try(1, "look", raised, state.check_host_updates)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        _try(2, "look", raised, state.check_host_updates)
+    return {"raised": raised, "held": held}
+
+
+def _reduce_passes(training: Training) -> None:
+    for part in range(2):
+        training.backward(0, part)
+    training.optimizer.synchronize()
+
+
 @contextlib.contextmanager
 def _elastic(
     root: str, training: Training, fault: FaultAt, **attributes: Any

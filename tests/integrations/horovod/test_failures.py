@@ -107,6 +107,14 @@ def test_between_passes_no_rank_commits_or_leaves_whichever_of_them_has_gradient
         assert found["steps"] == [1]
 
 
+def test_gradients_that_are_reduced_for_a_step_are_kept_for_it_where_hosts_change(
+    pair: Outcome,
+) -> None:
+    """And where that step was left out, a commit is not refused, and a look is not put off for long."""
+    for found in pair.of("before_the_step"):
+        assert found == {"raised": [[2, "look", "HostsUpdatedInterrupt"]], "held": False}
+
+
 @pytest.mark.parametrize("how", ["not wanted", "broken"])
 def test_what_is_refused_in_a_step_is_told_with_its_iteration_and_with_no_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
