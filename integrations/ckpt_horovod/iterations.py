@@ -366,10 +366,18 @@ class Iterations:
         """See DistributedOptimizer: `restore` of the wrapped optimizer."""
         if self.checkpointer is None:
             raise ConfigError("restore: this optimizer was given checkpointer=None")
+        tree = self._tree.of(parts)
+        # In any case: a save that is open stands in the way. Its iteration may still be saved, at its end.
         self._drop_layers()
-        self._stepped, self._ended_by, self._refused = False, None, None
-        self._layered = self._deferred = False
-        found = self.checkpointer.restore(self._tree.of(parts), **how)
+        changed = True
+        try:
+            found = self.checkpointer.restore(tree, **how)
+            changed = found is not None
+        finally:
+            # What a restore that failed has left may be no state of any step: it is not to be saved.
+            if changed:
+                self._stepped, self._ended_by, self._refused = False, None, None
+                self._layered = self._deferred = False
         if found is not None:
             # Before the first step it is where the loop begins, and an iteration without a step counts there.
             self.count, self._went_back = found.step, self._inside or self._stepped_at > 0

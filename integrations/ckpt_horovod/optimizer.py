@@ -157,9 +157,9 @@ class Checkpoints:
         """Fill model, optimizer and all that is attached from the newest step; None if there is none.
 
         Called on every rank, before training. All ranks have the same step afterwards, so nothing need be
-        broadcast. `iterations` goes on from it, gradients are gone, and an `iteration()` block around this
-        call is no iteration, unless it makes a step afterwards; nor is an `end_iteration()` behind it, where
-        steps were made before.
+        broadcast. Where there is none, nothing has changed, and the iteration goes on. Else `iterations` goes
+        on from it, gradients are gone, and an `iteration()` block around this call is no iteration, unless it
+        makes a step afterwards; nor is an `end_iteration()` behind it, where steps were made before.
 
         Args:
             step, strict, trusted: as for `Checkpointer.restore`.

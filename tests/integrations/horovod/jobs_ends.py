@@ -143,6 +143,32 @@ def gone_back_by_call(root: str, mode: str) -> dict[str, Any]:
         return {"counts": counts, "steps": ck.steps()}
 
 
+def found_nothing(root: str, mode: str) -> dict[str, Any]:
+    """`restore()` in the first iteration, with nothing to go back to, or refused; it ends all the same."""
+    with saving(root, keep_last=None) as ck:
+        assert ck is not None
+        training = Training(Recipe(name=f"found-nothing{mode}"), _options(ck, mode))
+        training.attach()
+        training.iterate(0)
+        found = training.optimizer.restore()
+        left_open = training.optimizer._iterations._layers is not None
+        problem = ""
+        try:
+            training.optimizer.restore(optimizer=None)
+        except ConfigError as exc:
+            problem = str(exc)
+        training.iterate(1)
+        training.optimizer.end_iteration()
+        ck.wait()
+        return {
+            "found": found is not None,
+            "left_open": left_open,
+            "problem": problem,
+            "ended": training.optimizer.iterations,
+            "steps": ck.steps(),
+        }
+
+
 def accumulated(root: str, mode: str) -> dict[str, Any]:
     """Two iterations for each step, and every third is due; goes back to 4, and on to the same bits.
 

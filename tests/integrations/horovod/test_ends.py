@@ -82,6 +82,15 @@ def test_an_end_behind_a_restore_with_no_step_since_is_no_iteration(
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_restore_that_finds_nothing_leaves_the_iteration_to_be_counted_and_saved(
+    pair: Outcome, mode: str
+) -> None:
+    for found in pair.of(f"found_nothing-{mode}"):
+        assert "optimizer=: this name is taken" in found.pop("problem")
+        assert found == {"found": False, "left_open": False, "ended": 2, "steps": [1, 2]}
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_no_checkpoint_is_made_between_the_passes_of_one_step(pair: Outcome, mode: str) -> None:
     for found in pair.of(f"accumulated-{mode}"):
         assert found["same"]
