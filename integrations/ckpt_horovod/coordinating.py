@@ -34,11 +34,7 @@ def coordination(
     if not hvd.is_initialized():
         raise ConfigError("Horovod is not initialised: call hvd.init() first")
     ranks = process_set or hvd.global_process_set
-    if not ranks.included():
-        raise ConfigError(
-            f"process_set={ranks}: rank {hvd.rank()} is not in it, so it has nothing to save there; "
-            f"give its optimizer checkpointer=None, or a Checkpointer of its own"
-        )
+    refuse_outside(ranks)
     members = ranks.ranks or range(hvd.size())
 
     def exchange(text: str | None) -> str:
@@ -54,3 +50,12 @@ def coordination(
         node=hvd.cross_rank() if roots == "node" else None,
         options=options,
     )
+
+
+def refuse_outside(ranks: Any) -> None:
+    """ConfigError where this rank is not in the process set `ranks`."""
+    if not ranks.included():
+        raise ConfigError(
+            f"process_set={ranks}: rank {hvd.rank()} is not in it, so it has nothing to save there; "
+            f"give its optimizer checkpointer=None"
+        )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ckpt_core import Checkpointer, ConfigError, RestoredStep, SaveHandle
+from ckpt_horovod.coordinating import refuse_outside
 from ckpt_horovod.deciding import Decisions, Policy, policy_of
 from ckpt_horovod.iterations import Iterations, Layerwise
 from ckpt_horovod.separable import is_separable
@@ -278,6 +279,7 @@ def _check(wrapped: Any, checkpointer: Checkpointer | None) -> None:
             f"Checkpointer('ckpts', coordination=ckpt_horovod.coordination())"
         )
     ranks = _process_set(wrapped)
+    refuse_outside(ranks)
     if (checkpointer.rank, checkpointer.world_size) != (ranks.rank(), ranks.size()):
         raise ConfigError(
             f"checkpointer is rank {checkpointer.rank} of {checkpointer.world_size}, and this process is "

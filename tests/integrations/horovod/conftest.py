@@ -108,6 +108,7 @@ def trio(pair: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         *_bits(folder, list(OF_THREE)),
         *_saved(folder, DELAYED_BY_THREE),
         _job(folder, "jobs_policies", "told", "members", mode="in_step", members=[0, 2]),
+        _job(folder, "jobs_policies", "outside", members=[0, 2]),
         _job(folder, "jobs_crash", "save", "three", mode="in_step", steps=3),
         _job(folder, "jobs_faces", "large", "lazy", mode="lazy"),
     ]

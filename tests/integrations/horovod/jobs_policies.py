@@ -345,6 +345,23 @@ def refused(root: str) -> dict[str, str]:
     return found
 
 
+def outside(root: str, members: list[int]) -> list[str]:
+    """What a rank is told that is not in the process set, and is to save with it, or alone."""
+    ranks = process_set(members)
+    problems: list[str] = []
+    if not ranks.included():
+        try:
+            ckpt_horovod.coordination(process_set=ranks)
+        except ConfigError as exc:
+            problems.append(str(exc))
+        with Checkpointer(root, tiny()) as alone:
+            try:
+                Training(Recipe(name="outside", ranks=members), {"checkpointer": alone})
+            except ConfigError as exc:
+                problems.append(str(exc))
+    return problems
+
+
 @contextlib.contextmanager
 def saving(
     root: str, members: list[int] | None = None, **options: Any

@@ -31,6 +31,15 @@ def test_ranks_of_a_process_set_agree_and_the_others_save_nothing(trio: Outcome)
     assert outsider["made"] == []
 
 
+def test_a_rank_outside_of_the_process_set_is_told_to_give_no_checkpointer(trio: Outcome) -> None:
+    first, outsider, second = trio.of("outside")
+    assert first == second == []
+    assert len(outsider) == 2, "with the others, and alone"
+    for problem in outsider:
+        assert "rank 1 is not in it" in problem
+        assert problem.endswith("give its optimizer checkpointer=None")
+
+
 def test_two_optimizers_whose_parameters_have_the_same_names_are_told_apart(pair: Outcome) -> None:
     assert pair.of("two_told") == [[FIRST, FIRST]] * 2
 
