@@ -14,6 +14,7 @@ from ckpt_core import Checkpointer, ConfigError, RestoredStep, SaveHandle
 from ckpt_horovod.coordinating import refuse_outside
 from ckpt_horovod.deciding import Decisions, Policy, policy_of
 from ckpt_horovod.iterations import Iterations, Layerwise
+from ckpt_horovod.reductions import let_end, under_way
 from ckpt_horovod.separable import is_separable
 from ckpt_horovod.stepping import Stepper
 from ckpt_horovod.tree import StateTree
@@ -172,9 +173,12 @@ class Checkpoints:
         """
         how = {"step": step, "strict": strict, "trusted": trusted}
         wrapped = self._tree.wrapped(parts)
+        handles = under_way(wrapped)  # which `load_state_dict` of Horovod forgets
         with keeping_groups(wrapped):
             found = self._iterations.restore(parts, **how)
         if found is not None:
+            # Else the next backward would ask for names that are still being reduced, which Horovod refuses.
+            let_end(handles)
             for optimizer in wrapped:
                 _forget_reductions(optimizer)
         return found

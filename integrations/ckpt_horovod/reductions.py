@@ -9,13 +9,19 @@ at a time.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
-from horovod.torch.mpi_ops import poll
+from horovod.common.exceptions import HorovodInternalError
+from horovod.torch.mpi_ops import poll, synchronize
 from torch import Tensor
 
 POLL_S = 5e-5
 """Pause between two looks: far below an all-reduce, and long enough to leave the core to others."""
+
+GIVEN_UP_S = 10.0
+"""What is waited for all-reduces of a step that was given up: all ranks have started what they will."""
 
 Key = Tensor | tuple[Tensor, ...]
 """Of a handle: a parameter, or the parameters of a group."""
@@ -86,6 +92,28 @@ class Reductions:
         for handle, _ in list(self._optimizer._handles.values()):
             while not callable(handle) and not poll(handle):
                 time.sleep(POLL_S)
+
+
+def under_way(optimizers: Iterable[Any]) -> list[int]:
+    """Handles of the all-reduces of these that have been started, for `let_end`."""
+    handles = [handle for optimizer in optimizers for handle, _ in optimizer._handles.values()]
+    # An unfinished group has none, and a sparse gradient's cannot be asked.
+    return [handle for handle in handles if handle is not None and not callable(handle)]
+
+
+def let_end(handles: Iterable[int]) -> None:
+    """Wait for all-reduces whose results nobody wants; called once all ranks have given up their step.
+
+    Returns after `GIVEN_UP_S` at the latest: one that another rank has never started does not end.
+    """
+    deadline = time.monotonic() + GIVEN_UP_S
+    for handle in handles:
+        # Where Horovod is gone, the next step tells; ValueError: a step that failed has completed this one.
+        with suppress(HorovodInternalError, ValueError):
+            while not poll(handle) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+            if poll(handle):
+                synchronize(handle)
 
 
 def members(key: Key) -> tuple[Tensor, ...]:

@@ -125,6 +125,36 @@ def test_a_save_by_hand_between_passes_or_after_them_neither_loses_nor_doubles_o
     hvd.shutdown()
 
 
+def test_going_back_behind_a_backward_waits_for_its_reductions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Horovod looks for work every 0.2 s: without the wait the second backward comes before that."""
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "200")
+    hvd.init()
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # one rank reduces as well
+    model = torch.nn.Linear(8, 8)
+    with Checkpointer(tmp_path) as ck:
+        optimizer = ckpt_horovod.DistributedOptimizer(
+            torch.optim.SGD(model.parameters()),
+            named_parameters=model.named_parameters(),
+            checkpointer=ck,
+            every_n_steps=1,
+        )
+        with optimizer.iteration():
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ck.wait()
+        with optimizer.iteration():
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.restore()
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+        ck.wait()
+        assert ck.steps() == (1, 2)
+    hvd.shutdown()
+
+
 class Once:
     """Says yes to the first iteration alone."""
 
