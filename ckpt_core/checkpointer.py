@@ -39,7 +39,7 @@ class Checkpointer(Looks):
     copy of its small leaves; everything else happens behind it.
 
     Args:
-        root: directory of this run's checkpoints, made if it is missing; "~" is the home directory.
+        root: directory of this run's checkpoints, made if missing; "~" is home; links are followed once, now.
         options: see `Options`.
         levels: more roots, to which committed steps are taken behind training: `options.levels` in short.
         coordination: how the ranks of one job agree; None for one process. One for each Checkpointer,

@@ -58,7 +58,7 @@ class StepStore(KeptSteps):
         """Writes nothing.
 
         Args:
-            root: directory of the steps; a link to it is resolved now.
+            root: directory of the steps; links on the way to it are resolved now.
             files: every change of the filesystem goes through it.
             keep_last: newest steps that `retire` keeps; None keeps all.
             keep_every: `retire` keeps the multiples of it; None keeps none for that reason.

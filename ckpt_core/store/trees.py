@@ -44,13 +44,14 @@ def ensure_dir(files: Files, path: Path) -> None:
 
 
 def find_root(root: Path) -> Path:
-    """The absolute path of a root; a link to it is resolved.
+    """The real path of a root: a link to it, or above it, may be pointed at another run's while it is open.
 
     Raises:
         PersistError: it cannot be looked at.
     """
     with mapped("look at the checkpoint root", path=root):
-        return Path(os.path.realpath(root)) if root.is_symlink() else root.absolute()
+        root.is_symlink()  # raises; realpath leaves a link that it cannot look at as it is
+        return Path(os.path.realpath(root))
 
 
 def ensure_root(files: Files, root: Path) -> None:

@@ -101,11 +101,13 @@ class DeepSpeedSession(Session):
         trainer = self.ranks.trainer
         per_node = _config(trainer).get("checkpoint", {}).get("use_node_local_storage", False)
         options = _settings(trainer).options
+        # DeepSpeed saves to where a name leads at each save, which a link above the root may change.
+        self._real = Path(os.path.realpath(root))
         return ROOTS.of(root, options, per_node=bool(per_node), stays=True)
 
     def steps(self) -> tuple[int, ...]:
         """As `Session.steps`; tags of other names are not ours."""
-        names = committed_directories(self.checkpointer.root)
+        names = committed_directories(self._real)
         numbers = [name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX)]
         return tuple(sorted(int(number) for number in numbers if number.isdecimal()))
 
@@ -119,7 +121,7 @@ class DeepSpeedSession(Session):
         try:
             super().close()
         finally:
-            ROOTS.forget(self.checkpointer.root)
+            ROOTS.forget(self._real)
 
     def _start(self, step: int, tree: dict[str, Any]) -> SaveHandle:
         """Called on every rank: collectives of DeepSpeed's, and one of ours."""
@@ -130,11 +132,10 @@ class DeepSpeedSession(Session):
         client = {key: value for key, value in tree.items() if key not in _STATES}
         own = {key: client.pop(key) for key in _OWN if key in client}
         client[_EVERYONES] = self._of_all(own)
-        root = self.checkpointer.root
         engine.save_checkpoint(
-            str(root),
+            str(self._real),
             # Ranks that train together are at one step.
-            tag=AgreedTag(tag_path(root, step).name),
+            tag=AgreedTag(tag_path(self._real, step).name),
             client_state=client,
             exclude_frozen_parameters=strategy.exclude_frozen_parameters,
         )

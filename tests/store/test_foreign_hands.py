@@ -43,19 +43,24 @@ def test_looking_for_space_makes_a_removed_root_anew(store: StepStore) -> None:
 
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[tuple[Path, Path, Path]]:
-    """A place in which one of two disks can be, by a link: of the first, of the second."""
+    """A place in which one of two disks can be, the first at first; where each is while it is not there."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as second:
         first, place = tmp_path / "first", tmp_path / "place"
-        first.mkdir()
-        if first.stat().st_dev == Path(second).stat().st_dev:
+        place.mkdir()
+        if place.stat().st_dev == Path(second).stat().st_dev:
             pytest.skip("there is only one filesystem")
-        place.symlink_to(first)
         yield place, first, Path(second)
 
 
 def put(disk: Path, place: Path) -> None:
-    place.unlink()
-    place.symlink_to(disk)
+    if disk == place.parent / "first":
+        place.unlink()
+        disk.rename(place)
+    else:
+        place.rename(place.parent / "first")
+        place.symlink_to(
+            disk
+        )  # known by its name, as a mount is: links are resolved when a store is made
 
 
 @pytest.mark.parametrize("below", ["root", "folder/root"])
@@ -87,11 +92,11 @@ def test_nothing_is_written_while_another_disk_is_in_the_place_of_the_roots(
 def test_a_disk_that_comes_back_under_another_number_is_gone_on_with(
     disks: tuple[Path, Path, Path],
 ) -> None:
-    place, first, second = disks
+    place, _, second = disks
     store = make_store(place / "root")
     store.open()
     save(store, 1)
-    shutil.copytree(first / "root", second / "root")
+    shutil.copytree(place / "root", second / "root")
     put(second, place)
     save(store, 2)
     assert store.steps() == (1, 2)
@@ -211,6 +216,32 @@ def test_a_root_given_as_a_link_works(root: Path, tmp_path: Path) -> None:
     store.open()
     save(store, 1)
     assert committed_steps(root) == committed_steps(tmp_path / "link") == (1,)
+    store.close()
+
+
+@pytest.mark.parametrize("below", ["", "root", "folder/root"])
+def test_a_link_that_is_pointed_elsewhere_leads_no_open_store_there(
+    tmp_path: Path, below: str
+) -> None:
+    runs, link = [tmp_path / "run-17", tmp_path / "run-18"], tmp_path / "current"
+    for run, steps in zip(runs, [(1,), (5, 90)], strict=True):
+        store = make_store(run / below)
+        store.open()
+        for step in steps:
+            save(store, step)
+        store.close()
+    link.symlink_to(runs[0])
+    store = make_store(link / below, keep_last=2)
+    store.open()
+    guest = GuestStore(link / below, files=QuickFiles(), rank=1)
+    link.unlink()
+    link.symlink_to(runs[1])
+    for step in (2, 3):
+        save(store, step)
+        store.retire()
+    assert guest.root == store.root == runs[0] / below
+    assert committed_steps(runs[0] / below) == (2, 3)
+    assert committed_steps(runs[1] / below) == (5, 90)
     store.close()
 
 

@@ -82,6 +82,23 @@ def test_eight_directories_by_turns_stay_open_and_two_once_they_are_left(tmp_pat
     assert max(known) == 8 and known[-1] == 2
 
 
+def test_a_link_that_is_pointed_elsewhere_leads_no_open_directory_there(tmp_path: Path) -> None:
+    roots, link = Roots(), tmp_path / "current"
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    link.symlink_to("first")
+    made = roots.of(link / "ck", Options(writers=1), per_node=False)
+    link.unlink()
+    link.symlink_to("second")
+    assert not roots.has(link / "ck")
+    assert roots.of(tmp_path / "first" / "ck", Options(writers=1), per_node=False) is made
+    files = made.begin_files(1, "tag")
+    files.add("one.pt", {"n": 1})
+    assert files.seal().committed.result(60) == tmp_path / "first" / "ck" / "tag"
+    assert not (tmp_path / "second" / "ck").exists()
+    roots.close()
+
+
 def test_files_of_others_in_a_tag_are_never_deleted(results: dict[str, list[Any]]) -> None:
     for found in results["shared_with_others"]:
         assert found["kept"] == [True, True, True]
