@@ -28,7 +28,7 @@ from ckpt_core import ConfigError
 from ckpt_deepspeed.choosing import choose, is_missing, together
 from ckpt_deepspeed.engine import CkptCoreEngine, Saving, engine_of
 from ckpt_deepspeed.roots import ROOTS
-from ckpt_deepspeed.settings import KEY, section_of
+from ckpt_deepspeed.settings import KEY, plain, section_of
 from ckpt_deepspeed.tags import AgreedTag, agreed_tag
 
 _log = logging.getLogger("ckpt_deepspeed")
@@ -121,10 +121,13 @@ def check_release() -> None:
 def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def create_checkpoint_engine(config_params: Any, *args: Any, **kwargs: Any) -> Any:
-        section = section_of(getattr(config_params, "_param_dict", None) or {})
+        given = getattr(config_params, "_param_dict", None) or {}
+        section = section_of(given)
         if section is None:
             return original(config_params, *args, **kwargs)
-        return _engine_for(config_params, section)
+        made = _engine_for(config_params, section)
+        given[KEY] = plain(section)
+        return made
 
     setattr(create_checkpoint_engine, _MARK, True)
     return create_checkpoint_engine

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Self
 
-from ckpt_core import ConfigError, Mode, Options
+from ckpt_core import ConfigError, Level, Mode, Options
 
 KEY = "checkpoint_engine"
 TYPE = "ckpt_core"
@@ -47,6 +49,7 @@ class EngineSettings:
         Raises:
             ConfigError: a key is unknown, or its value wrong.
         """
+        section = plain(section)  # as it will be kept: two engines of one configuration are alike
         fields = {field.name for field in dataclasses.fields(Options)}
         unknown = sorted(set(section) - fields - set(_OWN))
         if unknown:
@@ -123,3 +126,22 @@ def section_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         other = "checkpoint.writer" if writer is not None else "datastates_ckpt"
         raise ConfigError(f"{KEY} and {other} both select a checkpoint engine: remove one of them")
     return section
+
+
+def plain(value: Any) -> Any:
+    """What a configuration says, in values of JSON: DeepSpeed prints it, and pickles it into files that are
+    read without this package.
+    """
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Level):
+        usual = {one.name: one.default for one in dataclasses.fields(Level)}
+        given = {name: getattr(value, name) for name in usual}
+        value = {name: one for name, one in given.items() if one != usual[name]}
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -133,6 +133,24 @@ with tempfile.TemporaryDirectory() as folder:
         loaded = made.load(path, map_location="cpu")
         mapped.append(path in open("/proc/self/maps").read())
         found[f"peeked {kind}"] = [*mapped, torch.equal(loaded["w"], kept[0]) and loaded["n"] == 1]
+import datetime, pathlib, pickle, types
+from deepspeed.runtime import engine as runtime
+from ckpt_core import Level, Mode
+from ckpt_deepspeed import Wait
+said = {
+    "type": "ckpt_core", "wait": Wait.PERSISTED, "mode": Mode.HOST, "in_flight": 2,
+    "timeout": datetime.timedelta(minutes=1), "events_file": pathlib.Path("/events"),
+    "levels": (Level("/far", every=100), {"url": pathlib.Path("/near")}),
+}
+config = {"train_batch_size": 1, "checkpoint_engine": said}
+zero = types.SimpleNamespace(offload_optimizer=None)
+kept = types.SimpleNamespace(_param_dict=config, zero_config=zero, use_node_local_storage=False)
+made = runtime.create_checkpoint_engine(config_params=kept)
+assert made.settings.wait is Wait.PERSISTED and made.settings.options.mode is Mode.HOST
+found["kept"] = [b"ckpt_core." in pickle.dumps(config), b"ckpt_deepspeed" in pickle.dumps(config)]
+found["kept says"] = json.loads(json.dumps(config["checkpoint_engine"]))
+assert EngineSettings.of(found["kept says"]) == EngineSettings.of(said) == made.settings
+assert made.settings.options.further[0] == Level("/far", every=100)
 print("FOUND", json.dumps(found))
 """
 
@@ -190,3 +208,16 @@ def test_what_is_loaded_for_a_look_is_mapped_and_everything_else_is_read(
     assert told["peeked False"] == [False, False, True], (
         "a file of torch's old kind cannot be mapped"
     )
+
+
+def test_the_configuration_that_deepspeed_prints_and_pickles_is_plain(told: dict[str, Any]) -> None:
+    assert told["kept"] == [False, False], "readers of a tag would need this package"
+    assert told["kept says"] == {
+        **OURS,
+        "wait": "persisted",
+        "mode": "host",
+        "in_flight": 2,
+        "timeout": 60.0,
+        "events_file": "/events",
+        "levels": [{"url": "/far", "every": 100}, {"url": "/near"}],
+    }
