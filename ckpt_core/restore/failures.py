@@ -10,7 +10,8 @@ from ckpt_core.system.files import advice
 from ckpt_core.types import parse_step_dir
 
 _THREADS = (
-    "The limit of threads or processes is reached (ulimit -u, or that of the container): raise it."
+    "The limit of threads or processes is reached (ulimit -u, or that of the container), or that of memory "
+    "in which their stacks lie (ulimit -v): raise it."
 )
 
 

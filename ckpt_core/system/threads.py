@@ -237,7 +237,8 @@ class Worker:
             raise PersistError(
                 f"the thread {self._thread.name} cannot be started ({exc}): this process may have no more. "
                 f"Nothing was opened or changed. Raise the limit (ulimit -u, TasksMax= of the service, pids "
-                f"limit of the container), or run fewer threads and processes"
+                f"limit of the container; ulimit -v, which the stack of each counts against), or run fewer "
+                f"threads and processes"
             ) from exc
 
     @property

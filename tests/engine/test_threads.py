@@ -85,6 +85,19 @@ Checkpointer(where + "/root", options).close()
 print("ok")
 """
 
+NO_STACKS = """
+import resource, sys, threading
+from ckpt_core import Checkpointer, PersistError
+threading.stack_size(64 << 20)
+with open("/proc/self/statm") as sizes:
+    has = int(sizes.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (has + (16 << 20), -1))
+try:
+    Checkpointer(sys.argv[1])
+except PersistError as exc:
+    print(exc)
+"""
+
 
 @pytest.mark.skipif(
     os.getuid() != 0, reason="needs root, to become a user whose threads are counted"
@@ -103,3 +116,15 @@ def test_a_moment_without_threads_is_an_error_of_ours_and_nothing_hangs() -> Non
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
     assert done.stdout == "ok\n", done.stderr
+
+
+def test_where_the_stacks_of_threads_have_no_room_their_limit_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_STACKS, str(tmp_path / "root")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "cannot be started" in done.stdout and "ulimit -v" in done.stdout, done.stderr
+    assert not (tmp_path / "root").exists()
