@@ -58,7 +58,7 @@ def settle_plan(root: Path, levels: Sequence[Level]) -> Plan:
         ConfigError: there is no plan, a job that has the root open has its own, or a level cannot be used.
         RootBusy: the root has an agent; or a level belongs to another run, or to a job that runs elsewhere.
         Away: a level cannot be reached.
-        PersistError, OSError: the plan cannot be written.
+        PersistError, OSError: the root cannot be locked, or the plan cannot be written.
     """
     refuse_another(root)
     plan = read_plan(root)
@@ -66,22 +66,46 @@ def settle_plan(root: Path, levels: Sequence[Level]) -> Plan:
         if plan is None or not plan.levels:
             raise ConfigError(f"{root} has no plan of levels: give --level URL", path=root)
         return plan
-    trained = writer_of(root) is not None
-    if trained and plan is not None and plan.levels and not plan.token.startswith(_BY_HAND):
+    check_places(root, levels)
+    with _locked_unless_trained(root) as trained:
+        if trained:
+            _refuse_planned(root)
+        for text in same_disk(root, levels):
+            logger.warning("%s", text)
+        with closing(Errands()) as errands:
+            claim = claim_here(root, levels, errands)
+        if trained:
+            # Once more: the job may have been about to claim its levels, too, and its plan stays.
+            _refuse_planned(root)
+        write_run(root, claim["run"], files=Files())
+        token = f"{_BY_HAND}{secrets.token_hex(8)}"
+        plan = Plan(claim["run"], claim["session"], token, tuple(levels), release=__version__)
+        write_plan(root, plan, others=claim["others"])
+    return plan
+
+
+@contextmanager
+def _locked_unless_trained(root: Path) -> Iterator[bool]:
+    """Nobody else claims levels for a root meanwhile; whether a job has it already."""
+    lock, trained = RootLock(root), False
+    try:
+        try:
+            lock.acquire()
+        except RootBusy:
+            trained = True
+        yield trained
+    finally:
+        lock.release()
+
+
+def _refuse_planned(root: Path) -> None:
+    """Be sure that the job that has a root knows of no levels."""
+    plan = read_plan(root)
+    if plan is not None and plan.levels and not plan.token.startswith(_BY_HAND):
         raise ConfigError(
             f"the job that has {root} open says where its steps go: leave --level and its options out",
             path=root,
         )
-    check_places(root, levels)
-    for text in same_disk(root, levels):
-        logger.warning("%s", text)
-    with closing(Errands()) as errands:
-        claim = claim_here(root, levels, errands)
-    write_run(root, claim["run"], files=Files())
-    token = f"{_BY_HAND}{secrets.token_hex(8)}"
-    plan = Plan(claim["run"], claim["session"], token, tuple(levels), release=__version__)
-    write_plan(root, plan, others=claim["others"])
-    return plan
 
 
 def refuse_another(root: Path) -> None:
