@@ -171,6 +171,11 @@ def test_what_cannot_be_is_said_on_all_ranks_before_anything_listens(
         assert "rank 1 could not use the levels" in told[0] and said in told[0]
     told = run_one(warm, "opens", place, each=[{"domain": "x"}, {"every": 2}])
     assert all("give all ranks the same" in text for text in told)
+    near = {"behind": [str(place / "near")]}
+    for inside in (place / "near", place / "near" / "copies"):
+        told = run_one(warm, "opens", place, each=[near, {**near, "dir": str(inside)}])
+        assert told[1].startswith("ConfigError") and f"is the level {place / 'near'}" in told[1]
+        assert f"is the level {place / 'near'}, or lies inside it or above it" in told[0]
     assert not processes(place / "a" / "root") and not processes(place / "b" / "root")
     assert run_one(warm, "opens", place, each=[one, one]) == ["opened", "opened"]
 

@@ -39,6 +39,7 @@ from ckpt_core.levels.trainer import grouping, ring
 from ckpt_core.levels.trainer.agreeing import Agreeing, Vote
 from ckpt_core.levels.trainer.awaiting import Attempts
 from ckpt_core.levels.trainer.joining import Claim, of_nodes, read_run
+from ckpt_core.levels.trainer.places import overlap
 from ckpt_core.levels.trainer.ring import Held, Known, Member
 from ckpt_core.levels.wants import meets
 from ckpt_core.options import PARITY, PEERS, Level
@@ -65,6 +66,7 @@ class Peers:
     Args:
         root: of this node.
         level: as it was given.
+        others: URLs of the other levels.
 
     Raises:
         ConfigError: there are no other nodes with roots of their own, or the client is missing.
@@ -76,10 +78,11 @@ class Peers:
         level: Level,
         coordination: Coordination,
         *,
+        others: Sequence[str],
         files: Files,
         timeout_s: float,
     ) -> None:
-        self._root, self._level = root, level
+        self._root, self._level, self._others = root, level, others
         self._coordination, self._timeout_s = coordination, timeout_s
         self.parity = level.parity is not None
         self.name = PARITY if self.parity else PEERS
@@ -123,7 +126,8 @@ class Peers:
             raise ConfigError("levels: peers and parity are both given: give one of them")
         if not found:
             return None
-        return cls(root, found[0], coordination, files=files, timeout_s=timeout_s)
+        others = [level.url for level in levels if not level.of_nodes]
+        return cls(root, found[0], coordination, others=others, files=files, timeout_s=timeout_s)
 
     def know(self) -> Known:
         """The run that the job goes on with. Called on every rank, with the root locked.
@@ -251,19 +255,21 @@ class Peers:
                 f"on each"
             )
         read_keys(token_file)
-        folder, root = Path(os.path.realpath(level.dir)), Path(os.path.realpath(self._root))
-        if folder.is_relative_to(root) or root.is_relative_to(folder):
-            raise ConfigError(
-                f"dir={level.dir!r} is the root {self._root}, or lies inside it or above it: each has a "
-                f"place of its own"
-            )
+        folder = os.path.realpath(level.dir)
+        for place in (str(self._root), *self._others):
+            if overlap(folder, place):
+                what = "the level" if place in self._others else "the root"
+                raise ConfigError(
+                    f"dir={level.dir!r} is {what} {place}, or lies inside it or above it: each has a place "
+                    f"of its own"
+                )
         self._serve = Serve(str(level.dir), str(of_interface(address)), os.path.abspath(token_file))
         run, before = read_run(self._root), read_plan(self._root)
         session = before.session if before is not None and before.run == run else 0
         agreed = None if run is None else read_agreed(self._root, run)
         told = None if agreed is None else agreed.to_json()
         was, others = ring.cut(self._root, self._coordination.info)
-        return Known(run, session, ring.held(folder), told, was=was, others=others)
+        return Known(run, session, ring.held(Path(folder)), told, was=was, others=others)
 
     def _agreed(self, claim: Claim) -> Agreed:
         found = [one for one in map(Agreed.from_json, self._found) if one.run == claim.run]

@@ -20,7 +20,7 @@ def check_places(root: Path, levels: Sequence[Level]) -> None:
     """
     urls = [str(root), *(level.url for level in levels)]
     for before, url in itertools.combinations(urls, 2):
-        if _meet(before, url):
+        if overlap(before, url):
             what = f"the root {before}" if before == urls[0] else f"the level {before}"
             raise ConfigError(
                 f"levels: {url} is {what}, or lies inside it or above it: each has a place of its own"
@@ -28,6 +28,15 @@ def check_places(root: Path, levels: Sequence[Level]) -> None:
     for level in levels:
         if level.scheme is not None:
             check_extra(level.url)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two places are the same, or one lies in the other."""
+    if scheme_of(one) != scheme_of(other):
+        return False
+    first, second = _parts(one), _parts(other)
+    shared = min(len(first), len(second))
+    return first[:shared] == second[:shared]
 
 
 def same_disk(root: Path, levels: Sequence[Level]) -> list[str]:
@@ -39,14 +48,6 @@ def same_disk(root: Path, levels: Sequence[Level]) -> list[str]:
         for before, url in itertools.pairwise(urls)
         if scheme_of(before) is None and scheme_of(url) is None and _device(before) == _device(url)
     ]
-
-
-def _meet(one: str, other: str) -> bool:
-    if scheme_of(one) != scheme_of(other):
-        return False
-    first, second = _parts(one), _parts(other)
-    shared = min(len(first), len(second))
-    return first[:shared] == second[:shared]
 
 
 def _parts(url: str) -> list[str]:
