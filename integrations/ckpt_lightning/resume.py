@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.plugins import DoublePrecision
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -27,10 +28,11 @@ from ckpt_core import (
     step_path,
 )
 from ckpt_lightning.capture import EXTRAS
-from ckpt_lightning.loops import swapping_optimizers, validation_follows
+from ckpt_lightning.loops import callbacks_of, swapping_optimizers, validation_follows
 from ckpt_lightning.texts import tell
 from ckpt_lightning.traps import begin_accumulation
 
+_AVERAGING: Any = getattr(callbacks, "WeightAveraging", ())  # new in Lightning 2.6
 _MOST_SHOWN = 6
 
 
@@ -180,7 +182,15 @@ def load_in_double(trainer: Trainer, module: LightningModule, checkpoint: dict[s
     double = isinstance(trainer.precision_plugin, DoublePrecision)
     if double and not trainer.strategy.restore_checkpoint_after_setup:
         module.double()
-        trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
+        whole = {**checkpoint, "state_dict": _weights(trainer, checkpoint)}
+        trainer.strategy.load_model_state_dict(whole, strict=module.strict_loading)
+
+
+def _weights(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Those that this run goes on with: with WeightAveraging, a fit trains others than the average."""
+    averages = trainer.state.fn == TrainerFn.FITTING and callbacks_of(trainer, _AVERAGING)
+    trained: dict[str, Any] | None = checkpoint.get("current_model_state") if averages else None
+    return checkpoint["state_dict"] if trained is None else trained
 
 
 def own_buffers(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
@@ -188,7 +198,7 @@ def own_buffers(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Tenso
     module = trainer.lightning_module
     if module.automatic_optimization or not isinstance(trainer.strategy, DDPStrategy):
         return {}
-    saved = checkpoint["state_dict"]
+    saved = _weights(trainer, checkpoint)
     return {name: saved[name] for name, _ in module.named_buffers() if name in saved}
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
@@ -228,8 +229,10 @@ class Rank:
         if "timeout" in mine:
             saving["options"] = replace(SMALL, timeout=mine["timeout"])
         callbacks = [saver(Path(job["root"]), **saving)] if "root" in job else []
+        averaging = [pl.callbacks.EMAWeightAveraging(decay=0.8)] if job.get("averages") else []
         trainer = trainer_of(
             watch,
+            *averaging,
             *callbacks,
             strategy=self._strategy(job),
             devices=self.ranks,

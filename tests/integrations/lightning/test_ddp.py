@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import callbacks
 
 from ckpt_core import committed_steps, step_path
 from ckpt_core.bench.meeting import free_port
@@ -297,6 +298,17 @@ def test_gradients_that_ranks_add_up_by_hand_go_on_with_them(
     pair.fit(by_hand=True, root=root, trainer={"max_epochs": 1}, **way)
     resumed = pair.fit(by_hand=True, root=root, seed=99, **way)
     assert len(resumed.steps()) == 6  # of twelve batches
+    _assert_same_ending(expected, resumed)
+
+
+@pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="new in Lightning 2.6")
+def test_ranks_that_step_by_hand_go_on_with_their_own_buffers_not_with_averages_of_them(
+    pair: Crew, root: Path
+) -> None:
+    expected = pair.fit(by_hand=True, averages=True)
+    pair.fit(by_hand=True, averages=True, root=root, saving=EVERY_2, stop_at=2)
+    resumed = pair.fit(by_hand=True, averages=True, root=root, seed=99)
+    assert resumed.steps()[0] == 2  # the first average is a copy
     _assert_same_ending(expected, resumed)
 
 

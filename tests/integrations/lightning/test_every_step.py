@@ -144,6 +144,9 @@ CASES = {
     "double precision": Case(options={"precision": "64-true"}, stride=7),
     "averaged weights": Case(callbacks=_averaging),
     "averaged weights, validation in the middle": Case(callbacks=_averaging, val=True, options=MID),
+    "averaged weights, double precision": Case(
+        callbacks=_averaging, options={"precision": "64-true"}, stride=4
+    ),
     "LBFGS": Case(make=models.Lbfgs),
     "manual optimization": Case(make=models.TwoManual, steps=24),
     "manual optimization that adds gradients up": Case(make=models.AddsUpByHand, steps=18),
