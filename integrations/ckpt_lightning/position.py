@@ -43,7 +43,8 @@ class DataPosition:
         self._teller = teller
         self._fit_rng: dict[str, Any] = {}
         self._begin: dict[str, Any] = {}
-        self._fetch_rng: dict[str, Any] = {}
+        self._fetch_rng: dict[str, Any] = {}  # with which the fetcher got the batch that it holds
+        self._next_rng: dict[str, Any] = {}  # and will get the one after that
         self._cycles: dict[int, dict[str, Any]] = {}
         self._loader_states: list[Any] = []
         self._remakes = False
@@ -62,7 +63,7 @@ class DataPosition:
         remade = trainer.current_epoch > 0 and not resuming
         generators = _generator_states(loaders(trainer)) if remade else []
         self._begin = {"remade": remade, "rng": RngState().state_dict(), "generators": generators}
-        self._fetch_rng, self._cycles = {}, {}
+        self._fetch_rng, self._next_rng, self._cycles = {}, {}, {}
 
     def epoch_ends(self, trainer: Trainer) -> None:
         """Everything of the epoch that may draw is over. Called in on_train_epoch_end."""
@@ -77,8 +78,12 @@ class DataPosition:
         fetcher = trainer.fit_loop._data_fetcher
         if fetcher is not None and fetcher.length is None:
             # It is the one after the next, whose augmentation draws now what it will be trained with later.
-            self._fetch_rng = RngState().state_dict()
+            self._next_rng = RngState().state_dict()
         self._note_cycle(trainer)
+
+    def is_fetched(self) -> None:
+        """The batch that was to be fetched has been. Called once or more, before anything is captured."""
+        self._fetch_rng = self._next_rng
 
     def extras(self, trainer: Trainer, *, boundary: bool) -> dict[str, Any]:
         """For the tree of a snapshot."""
@@ -124,11 +129,11 @@ class DataPosition:
                 RngState().load_state_dict(saved["rng"])
             return
         self._begin = saved["epoch_begin"]
-        self._cycles = saved.get("cycles", {})
+        self._fetch_rng, self._cycles = saved["fetch_rng"], saved.get("cycles", {})
         if self._begin:
             self._to_next_batch(trainer, saved)
         RngState().load_state_dict(saved["rng"])
-        self._note_cycle(trainer)
+        self.next_is_fetched(trainer)
 
     def at_boundary(self, trainer: Trainer, saved: dict[str, Any]) -> None:
         """Between epochs. Called in on_train_epoch_start, where the snapshot was taken."""

@@ -152,6 +152,7 @@ class Recorder:
 
     def before_batch(self, trainer: Trainer) -> None:
         """on_train_batch_start: the module's own hook after the last batch has run."""
+        self.position.is_fetched()
         self._save_pending(trainer)
 
     def before_update(self) -> None:
@@ -161,6 +162,7 @@ class Recorder:
 
     def after_batch(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
         """on_train_batch_end."""
+        self.position.is_fetched()  # of a batch that is None, nothing is told before
         self._after_batch(trainer, module, batch_idx)
         self.position.next_is_fetched(trainer)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 BATCHES, BATCH_SIZE, FEATURES = 5, 4, 6
 
@@ -29,8 +30,20 @@ class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.x[index] + noise, self.y[index]
 
 
+class Stream(IterableDataset[Any]):
+    """The same without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        data = Noisy()
+        return (data[index] for index in torch.randperm(len(data)).tolist())
+
+
 def train_loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(Noisy(), batch_size=BATCH_SIZE, shuffle=True, **options)
+
+
+def stream_loader() -> DataLoader[Any]:
+    return DataLoader(Stream(), batch_size=BATCH_SIZE)
 
 
 def val_loader() -> DataLoader[Any]:

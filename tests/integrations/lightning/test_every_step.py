@@ -96,6 +96,12 @@ CASES = {
     "plain loader": Case(),
     "plain loader, two workers": Case(loaders=lambda: models.train_loader(num_workers=2), stride=4),
     "plain loader with a generator": Case(loaders=_own_generator),
+    "loader without a length, validation in the middle": Case(
+        models.Numbered, loaders=models.stream_loader, val=True, options=MID
+    ),
+    "loader without a length, own on_train_batch_end, validation in the middle": Case(
+        models.OwnHook, loaders=models.stream_loader, val=True, options=MID
+    ),
     "resumable loader": Case(loaders=_resumable),
     "stateful loader": Case(loaders=_stateful),
     "two loaders, one begins anew": Case(models.Pair, loaders=_pair(DataLoader, "max_size_cycle")),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.utils.data import DataLoader, DistributedSampler
 
 from ckpt_core import committed_steps, step_path
 from ckpt_lightning import CheckpointWarning
@@ -28,6 +31,10 @@ from tests.integrations.lightning import models
 from tests.integrations.lightning.running import differences, ending, fit, saver
 
 StatefulDataLoader = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+
+class Stop(Exception):
+    pass
 
 
 def _wrong_steps(
@@ -90,14 +97,6 @@ def test_trap_2_a_sampler_that_goes_by_epochs_is_told_the_epoch_before_it_draws(
         assert not quiet()
 
 
-class Endless(IterableDataset[Any]):
-    """Samples without a length."""
-
-    def __iter__(self) -> Iterator[Any]:
-        data = models.Noisy()
-        return (data[index] for index in torch.randperm(len(data)).tolist())
-
-
 class StatefulEndless(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -107,15 +106,34 @@ class StatefulEndless(DataLoader[Any]):
 
 
 def test_trap_3_a_loader_without_a_length_loses_no_batch(root: Path, tmp_path: Path) -> None:
-    def loader() -> Any:
-        return DataLoader(Endless(), batch_size=models.BATCH_SIZE)
+    assert not _wrong_steps(root, tmp_path, models.Net, models.stream_loader, max_epochs=2)
 
-    assert not _wrong_steps(root, tmp_path, models.Net, loader, max_epochs=2)
+
+@pytest.mark.parametrize("way", ["SIGTERM", "by hand"])
+def test_trap_3_the_batch_ahead_is_fetched_again_as_it_was_also_behind_the_hooks_of_callbacks(
+    root: Path, way: str
+) -> None:
+    class Ends(models.Numbered):
+        def on_train_batch_start(self, *args: Any) -> None:
+            if self.global_step == 6 and way == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            if self.global_step == 7 and way == "by hand":
+                self.trainer.save_checkpoint(root)
+                raise Stop
+
+    expected = ending(*fit(models.Numbered, models.stream_loader))
+    with pytest.raises((Stop, SIGTERMException)):
+        fit(Ends, models.stream_loader, saver(root, every_n_steps=100))
+    assert committed_steps(root) == (7,)
+    resumed = ending(*fit(models.Numbered, models.stream_loader, saver(root), seed=99))
+    assert not differences(expected, resumed)
 
 
 def test_trap_3_a_state_that_is_one_batch_ahead_is_told(root: Path) -> None:
     def loader() -> Any:
-        return StatefulEndless(Endless(), batch_size=models.BATCH_SIZE)
+        return StatefulEndless(models.Stream(), batch_size=models.BATCH_SIZE)
 
     with pytest.warns(CheckpointWarning, match="has a state but no length"):
         fit(models.Net, loader, saver(root, every_n_steps=2), max_epochs=1)
