@@ -80,3 +80,32 @@ def test_what_this_user_may_not_read_is_told_and_is_no_finding(
     flip(step_path(ckpts, 30) / "shard-00000-0.safetensors", 9000)
     answer = cli("scrub", ckpts)
     assert answer.code == 1 and "0 repaired, 1 left damaged" in answer.out
+
+
+def test_steps_are_read_beside_one_whose_manifest_this_user_may_not_read(
+    cli: Cli, ckpts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    level = tmp_path / "level"
+    shutil.copytree(ckpts, level)
+    flip(step_path(level, 30) / "shard-00000-0.safetensors", 9000)
+    refusing = FailingReads("ckpts/step-000000000020/", errno.EACCES)
+    monkeypatch.setattr("ckpt_core.levels.by_hand.scrubbing.Files", lambda: refusing)
+    alone = cli("scrub", ckpts)
+    assert alone.code == 2 and f"step 20 of {ckpts}: NOT READ" in alone.out
+    assert f"step 10 of {ckpts}: ok" in alone.out and f"step 30 of {ckpts}: ok" in alone.out
+    both = cli("scrub", ckpts, level)
+    assert both.code == 2 and f"step 30 of {level}: repaired from {ckpts}" in both.out
+    flip(step_path(level, 20) / "shard-00000-0.safetensors", 9000)
+    both = cli("scrub", ckpts, level)
+    assert both.code == 1 and f"{ckpts}: no permission to read step-000000000020" in both.out
+
+
+def test_a_directory_of_files_that_this_user_may_not_read_is_told_behind_the_steps(
+    cli: Cli, ckpts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(step_path(ckpts, 20), ckpts / "tag")
+    refusing = FailingReads("ckpts/tag/", errno.EACCES)
+    monkeypatch.setattr("ckpt_core.levels.by_hand.scrubbing.Files", lambda: refusing)
+    answer = cli("scrub", ckpts)
+    assert answer.code == 2 and answer.out.count(": ok, ") == 3
+    assert f"{ckpts}: no permission to read tag: whether that is sound is not known" in answer.err

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ from ckpt_core.store import (
     step_path,
 )
 from ckpt_core.system.files import Files, advice
+from ckpt_core.types import parse_step_dir, step_dir_name
 
 PULLING = ".pulling"
 """The folder in the root; readers of steps ignore it."""
@@ -93,12 +94,12 @@ def pull(
         UnknownFormat: a newer release wrote it.
         RootBusy: somebody else writes to the root.
         PersistError, CommitError: the root cannot be written to.
-        Away: the level cannot be reached.
+        Away: the level cannot be reached, or this user may not read what is meant there.
     """
     check_layout(root)
-    files = _OverLeftovers()
-    with open_far(url, files=files) as far:
-        copy = _find(far, name)
+    files, refused = _OverLeftovers(), set[str]()
+    with open_far(url, files=files, refused=refused) as far:
+        copy = _find(far, name, refused)
         if copy.directory is not None:
             path = root / copy.directory
             if _is_there(path, copy, far, replace=replace):
@@ -299,19 +300,24 @@ def _read_here(path: Path, buffer: memoryview, offset: int) -> bool:
     return False
 
 
-def _find(far: Far, name: str | None) -> Copy:
+def _find(far: Far, name: str | None, refused: Collection[str]) -> Copy:
     steps = far.steps()
-    if (name is not None and not name.isdecimal()) or not steps:
-        return _find_directory(far, name)
-    number = max(steps) if name is None else int(name)
+    hidden = {step for one in refused if (step := parse_step_dir(one)) is not None}
+    if (name is not None and not name.isdecimal()) or not (steps or hidden):
+        return _find_directory(far, name, refused)
+    number = max({*steps, *hidden}) if name is None else int(name)
+    if number in hidden:
+        far.manifest(step_dir_name(number))  # raises, and says that it may not be read
     if number not in steps:
         known = ", ".join(map(str, sorted(sorted(steps, key=lambda one: abs(one - number))[:4])))
         raise NotCommitted(f"step {number} is not at {far.url}; nearest: {known}", step=number)
     return Copy(number, steps[number])
 
 
-def _find_directory(far: Far, name: str | None) -> Copy:
+def _find_directory(far: Far, name: str | None, refused: Collection[str]) -> Copy:
     there = far.directories()
+    if name is not None and name in refused:
+        far.manifest(name)  # raises, and says that it may not be read
     if name in there:
         return there[name]
     known = f"; it holds directories of files: {', '.join(sorted(there))}" if there else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -65,25 +65,39 @@ class ScrubPlace:
         path: if it is a directory whose steps are replaced as a whole.
         part: whose copy it is, if it is another node's: only places of the same one have the same files.
         away: why it is no source, where that is known; "".
-        unlisted: why it could not be listed, so that nothing of it is read; None: it was.
+        unlisted: why it, or a directory of files in it, could not be listed, so that nothing of that is read;
+            None: all was.
         there: what is whole there by its manifests, by its name.
     """
 
     part = away = ""
     unlisted: Away | None = None
 
-    def __init__(self, url: str, far: Readable, pace: SharedPace, files: Files) -> None:
-        self.url, self.files = url, files
+    def __init__(
+        self,
+        url: str,
+        far: Readable,
+        pace: SharedPace,
+        files: Files,
+        refused: Collection[str] = (),
+    ) -> None:
+        """Lists it; `refused` is what its door was opened with, see `open_far`."""
+        self.url, self.files, self._refused = url, files, refused
         self.far = cast("Far", _Paced(far, pace))
         self.path = Path(url) if scheme_of(url) is None else None
         try:
             self.there = _whole(far)
         except Away as exc:
             self.there, self.unlisted, self.away = {}, exc, str(exc)
+        if refused:
+            self.away = f"{url}: no permission to read {', '.join(sorted(refused))}"
+        # Steps are found by their names, and told one by one; which save a directory is nobody knows.
+        if any(parse_step_dir(name) is None for name in refused):
+            self.unlisted = Away(f"{self.away}: whether that is sound is not known")
 
     def copies(self, others: Sequence[ScrubPlace]) -> list[Copy]:
         """All that is to be read there; where its manifest cannot be, as another place has it."""
-        if self.unlisted is not None:
+        if self.unlisted is not None and not self._refused:
             return []
         found = dict(self.there)
         for name, known in () if self.path is None else self._unreadable(self.path, others):
@@ -277,7 +291,9 @@ def places_at(
         yield from _kept(root, stack, pace=pace, files=files)
         return
     if scheme_of(url) != PARITY:
-        yield ScrubPlace(url, stack.enter_context(open_far(url, files=files)), pace, files)
+        refused: set[str] = set()
+        far = stack.enter_context(open_far(url, files=files, refused=refused))
+        yield ScrubPlace(url, far, pace, files, refused)
         return
     yield _Source(url, partial(open_source, url, files=files), stack, pace)
     yield KeptParity(root, _serving_plan(url, root), pace, files)

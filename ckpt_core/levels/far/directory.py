@@ -61,19 +61,26 @@ class DirectoryFar(Far):
     """A level that is a directory. Also how the agent looks at first roots, which it never changes."""
 
     def __init__(
-        self, root: Path, *, files: Files, busy_s: float = _BUSY_S, mounted: str = ""
+        self,
+        root: Path,
+        *,
+        files: Files,
+        busy_s: float = _BUSY_S,
+        mounted: str = "",
+        refused: set[str] | None = None,
     ) -> None:
         """Writes nothing, and the directory may be missing.
 
         Args:
             busy_s: how long to wait for the lock of the root where somebody else holds it.
             mounted: see `Far`.
+            refused: see `open_far`.
         """
         self.url = str(root)
         self._root = find_root(root)
         self._files = files
         self._busy_s = busy_s
-        self._looked = Looked(self._root, files=files)
+        self._looked = Looked(self._root, files=files, refused=refused)
         self._words = Words(self._root, files=files)
         self._aside = Aside(self._root, url=self.url, files=files)
         self.mounted = mounted
@@ -86,7 +93,7 @@ class DirectoryFar(Far):
             found = {}
             for name in self._listed():
                 step = parse_step_dir(name)
-                manifest = None if step is None else self._looked.manifest(name)
+                manifest = None if step is None else self._looked.listed(name)
                 if step is not None and manifest is not None:
                     found[step] = manifest.attempt
             return dict(sorted(found.items()))
@@ -96,7 +103,7 @@ class DirectoryFar(Far):
         with self._asked("list its directories"):
             found = {}
             for name in self._listed():
-                if is_directory_name(name) and (manifest := self._looked.manifest(name)):
+                if is_directory_name(name) and (manifest := self._looked.listed(name)):
                     found[name] = Copy(manifest.step, manifest.attempt, name)
             return found
 

@@ -37,9 +37,10 @@ Seen = tuple[int, int, int]
 class Looked:
     """What has a manifest in a root: steps and directories of files. Thread-safe, without a lock."""
 
-    def __init__(self, root: Path, *, files: Files) -> None:
+    def __init__(self, root: Path, *, files: Files, refused: set[str] | None = None) -> None:
         self._root = root
         self._files = files
+        self._refused = refused
         self._known: dict[str, tuple[Seen, Manifest | None]] = {}
         self._lock = own_lock()
 
@@ -61,6 +62,16 @@ class Looked:
         with self._lock:
             self._known[name] = (seen, found)
         return found
+
+    def listed(self, name: str) -> Manifest | None:
+        """As `manifest`, in a list of all; what this user may not read is only named where that was asked."""
+        try:
+            return self.manifest(name)
+        except PermissionError:
+            if self._refused is None:
+                raise
+            self._refused.add(name)
+            return None
 
     def home(self, copy: Copy) -> Path | None:
         """Where the files of a copy lie; None when nothing, or something else, has its name."""

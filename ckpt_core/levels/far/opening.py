@@ -18,11 +18,15 @@ ROOT_PREFIX = "root-of-"
 """Of the name by which a node shows its root, and not what it keeps of others."""
 
 
-def open_far(url: str, *, files: Files | None = None, mounted: str = "") -> Far:
+def open_far(
+    url: str, *, files: Files | None = None, mounted: str = "", refused: set[str] | None = None
+) -> Far:
     """The level at `url`, as `Level.url` has it. Opens no connection, and writes nothing.
 
     Args:
         mounted: see `Far`.
+        refused: gets the names in a directory whose manifests this user may not read: they are left out of
+            what is listed. None: then nothing is listed, as whoever retires or sends steps must know all.
 
     Raises:
         ConfigError: an object store, and the extra that brings its client is not installed.
@@ -30,7 +34,7 @@ def open_far(url: str, *, files: Files | None = None, mounted: str = "") -> Far:
     if scheme_of(url) is None:
         from ckpt_core.levels.far.directory import DirectoryFar
 
-        return DirectoryFar(Path(url), files=files or Files(), mounted=mounted)
+        return DirectoryFar(Path(url), files=files or Files(), mounted=mounted, refused=refused)
     if scheme_of(url) == PARITY:
         raise ConfigError(
             f"{url} is parity, which a restore reads where it needs it: name the root itself"

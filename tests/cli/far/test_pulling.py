@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from ckpt_core.layout import MANIFEST_NAME, Manifest
 from ckpt_core.levels import open_far
 from ckpt_core.levels.by_hand.pulling import _pull_directory
 from ckpt_core.store import step_path
+from ckpt_core.system.files import Files
 from tests.cli.far.test_far import SHARD, _bytes_of, _with_tags
 from tests.levels.making import make_store as make_level
 from tests.levels.making import save as write_step
@@ -114,3 +116,24 @@ def test_a_directory_that_was_retired_once_it_was_found_is_said_to_have_gone(
         far.retire(["tag1"])
         with pytest.raises(NotCommitted, match=r"tag1 at .* is not there any more"):
             _pull_directory(far, copy, tmp_path / "fresh", lambda done, total: None)
+
+
+def test_pull_brings_a_step_beside_one_that_this_user_may_not_read(
+    cli: Cli, ckpts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, names, hidden = tmp_path / "fresh", Files.first, {"20"}
+
+    def refusing(files: Files, fd: int, most: int) -> bytes:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if any(path.startswith(str(step_path(ckpts, int(step)))) for step in hidden):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return names(files, fd, most)
+
+    monkeypatch.setattr(Files, "first", refusing)
+    assert "verified" in cli("pull", ckpts, 10, "--to", root).out
+    assert "step 30 is" in cli("pull", ckpts, "--to", root).out
+    refused = cli("pull", ckpts, 20, "--to", root)
+    assert refused.code == 2 and "manifest of step-000000000020: Permission denied" in refused.err
+    hidden.add("30")
+    newest = cli("pull", ckpts, "--to", root)
+    assert newest.code == 2 and "manifest of step-000000000030: Permission denied" in newest.err
