@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 _PIPE_COLUMNS = 4000
 """Width where there is no terminal: whoever reads a pipe wants whole lines."""
 
+_GAP_COLUMNS = 3
+"""Between two columns of a table."""
+_LEAST_COLUMNS = 8
+"""Of a column of text, in which a name can still be read."""
+
 _RUNS_SHOWN = 8
 
 _AGES = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (120, 60, "minutes"))
@@ -92,7 +97,8 @@ def say_rich(*parts: RenderableType) -> None:
     """Tables and trees, and texts between them."""
     out = console()
     for part in parts:
-        out.print(part)
+        # Where a table does not fit, the terminal folds its lines: a number without its end is another one.
+        out.print(part, crop=False)
 
 
 def table(
@@ -104,17 +110,25 @@ def table(
 ) -> Table:
     """A plain table; `right` names the headings of columns of numbers.
 
-    Rows whose state, in one of their cells, begins with one of `wrong` are red on a terminal.
+    However narrow the terminal is, numbers are whole, and no column of text goes. Rows whose state, in one
+    of their cells, begins with one of `wrong` are red on a terminal.
     """
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for heading in headings:
+    cells = [[clean(cell) for cell in row] for row in rows]
+    least = -_GAP_COLUMNS
+    for heading, *column in zip(headings, *cells, strict=True):
         numeric = heading in right
+        widest = max(map(cell_len, (heading, *column)))
+        least += _GAP_COLUMNS + (widest if numeric else min(widest, _LEAST_COLUMNS))
         made.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric)
-    for row in rows:
+    if least > console().width:
+        made.width = least
+    for row in cells:
         style = "red" if wrong and any(cell.startswith(wrong) for cell in row) else None
-        made.add_row(*[Text(clean(cell), overflow="fold") for cell in row], style=style)
+        made.add_row(*[Text(cell, overflow="fold") for cell in row], style=style)
     return made

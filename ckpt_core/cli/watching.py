@@ -51,7 +51,7 @@ def _once(watcher: Watcher, *, as_json: bool) -> None:
     if as_json:
         say_json(asdict(seen))
     else:
-        console().print(picture(seen))
+        console().print(picture(seen), crop=False)
 
 
 def _live(watcher: Watcher, every_s: float) -> None:
