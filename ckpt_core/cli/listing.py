@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -17,7 +17,7 @@ from ckpt_core.cli.listing_levels import Further, further_levels, told
 from ckpt_core.cli.listing_losses import Losses, losses_of
 from ckpt_core.cli.places import seen
 from ckpt_core.cli.ranking import Score, scores
-from ckpt_core.cli.same_files import added_bytes, files_below, readable_entries
+from ckpt_core.cli.same_files import added_bytes, bytes_below, files_below, readable_entries
 from ckpt_core.cli.text import age_text, ranks_text, say, say_json, say_rich, table
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, is_directory_name
@@ -52,13 +52,14 @@ _COMMITTED = ("committed", "unreadable")
 class StepRow:
     """A committed step; what its manifest says is None when that cannot be read, see `problem`.
 
+    A size is None where this user may not look at all files, here and below.
     `ranks` saved it together; the files of `ranks_here` are in this root. `score` is what it is kept for.
     `added_bytes` are those of files that no older step has as well.
     """
 
     step: int
     path: str
-    file_bytes: int
+    file_bytes: int | None
     newest: bool
     pinned: bool
     attempt: str | None = None
@@ -68,7 +69,7 @@ class StepRow:
     ranks_here: tuple[int, ...] | None = None
     problem: str | None = None
     score: Score | None = None
-    added_bytes: int = 0
+    added_bytes: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ class DirectoryRow:
     name: str
     step: int
     path: str
-    file_bytes: int
+    file_bytes: int | None
     created_unix_s: float
-    added_bytes: int = 0
+    added_bytes: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class OtherRow:
     name: str
     step: int | None
     path: str
-    file_bytes: int
+    file_bytes: int | None
     modified_unix_s: float
 
 
@@ -164,9 +165,10 @@ def survey(root: Path) -> Listing:
     rows = [replace(row, score=kept.get(row.step), added_bytes=next(added)) for row in there]
     directories = [replace(row, added_bytes=next(added)) for row in named]
     in_flight, corrupt = tuple(_others(root / INFLIGHT)), tuple(_others(root / CORRUPT))
-    slots = [file.st_size for file in files_below(root / SLOTS)]
-    total = sum(row.added_bytes for row in rows) + sum(row.added_bytes for row in directories)
-    total += sum(slots) + sum(other.file_bytes for other in (*in_flight, *corrupt))
+    slots = [file.st_size for file in files_below(root / SLOTS) or ()]
+    sizes = [*[row.added_bytes for row in rows], *[row.added_bytes for row in directories]]
+    sizes += [other.file_bytes for other in (*in_flight, *corrupt)]
+    total = sum(slots) + sum(size or 0 for size in sizes)
     return Listing(
         root=str(root),
         writer=writer_of(root),
@@ -187,7 +189,7 @@ def _step_row(root: Path, step: int, *, newest: bool, pins: frozenset[int]) -> S
     path = step_path(root, step)
 
     def look() -> StepRow:
-        row = StepRow(step, str(path), _bytes_below(path), newest=newest, pinned=step in pins)
+        row = StepRow(step, str(path), bytes_below(path), newest=newest, pinned=step in pins)
         return _with_manifest(row, path)
 
     return _steadily(path, look)
@@ -207,7 +209,7 @@ def _directory_row(path: Path) -> DirectoryRow | None:
     with suppress(CkptError, OSError):
         manifest = _manifest(path / MANIFEST_NAME)
         if manifest.directory is not None:
-            size, made_unix_s = _bytes_below(path), manifest.created_unix_s
+            size, made_unix_s = bytes_below(path), manifest.created_unix_s
             return DirectoryRow(path.name, manifest.step, str(path), size, made_unix_s)
     return None
 
@@ -253,22 +255,18 @@ def _manifest(path: Path) -> Manifest:
 
 def _others(folder: Path) -> Iterator[OtherRow]:
     for entry in readable_entries(folder):
-        files = list(files_below(Path(entry.path)))
+        files = files_below(Path(entry.path))
         with suppress(FileNotFoundError):
             mine = entry.stat(follow_symlinks=False)
-            modified = max(about.st_mtime for about in (mine, *files))
+            modified = max(about.st_mtime for about in (mine, *(files or ())))
             name = entry.name.removeprefix("step-")
             yield OtherRow(
                 name=entry.name,
                 step=parse_step_dir(f"step-{name.partition('-')[0]}"),
                 path=entry.path,
-                file_bytes=sum(file.st_size for file in files),
+                file_bytes=None if files is None else sum(file.st_size for file in files),
                 modified_unix_s=modified,
             )
-
-
-def _bytes_below(folder: Path) -> int:
-    return sum(file.st_size for file in files_below(folder))
 
 
 # -- for people --------------------------------------------------------------------------------
@@ -299,7 +297,7 @@ def _print(found: Listing, losses: Losses | None) -> None:
             cells.insert(5, texts.get(cells[0], "") if cells[5].startswith(_COMMITTED) else "")
     if any(row.added_bytes != row.file_bytes for row in found.steps):
         headings.insert(3, "adds")
-        adds = {str(row.step): size_text(row.added_bytes) for row in found.steps}
+        adds = {str(row.step): size_cell(row.added_bytes) for row in found.steps}
         for cells in rows:
             cells.insert(3, adds.get(cells[0], "") if cells[-1].startswith(_COMMITTED) else "")
     if rows:
@@ -317,6 +315,28 @@ def _print(found: Listing, losses: Losses | None) -> None:
     say(_summary(found))
 
 
+def size_cell(nbytes: int | None) -> str:
+    """A size in a table; `?` where it is not known."""
+    return "?" if nbytes is None else size_text(nbytes)
+
+
+def sum_text(sizes: Iterable[int | None]) -> str:
+    """Sizes together: `at least` what is known of them."""
+    given = list(sizes)
+    text = size_text(sum(size or 0 for size in given))
+    return f"at least {text}" if None in given else text
+
+
+def total_text(found: Listing) -> str:
+    """The size of all that is in a root."""
+    sizes = [
+        *[row.file_bytes for row in found.steps],
+        *[row.file_bytes for row in found.directories],
+    ]
+    sizes += [row.file_bytes for row in (*found.in_flight, *found.corrupt)]
+    return sum_text([found.file_bytes, *[size for size in sizes if size is None]])
+
+
 def state_texts(row: StepRow) -> list[str]:
     """What is said of a step: committed, pinned, its score, newest."""
     states = ["committed" if row.problem is None else "unreadable"]
@@ -328,7 +348,7 @@ def state_texts(row: StepRow) -> list[str]:
 def _cells(row: StepRow, now: float) -> list[str]:
     age = "" if row.created_unix_s is None else age_text(now - row.created_unix_s)
     ranks = _ranks_cell(row)
-    return [str(row.step), age, size_text(row.file_bytes), ranks, ", ".join(state_texts(row))]
+    return [str(row.step), age, size_cell(row.file_bytes), ranks, ", ".join(state_texts(row))]
 
 
 def _score_texts(score: Score) -> list[str]:
@@ -346,7 +366,7 @@ def _ranks_cell(row: StepRow) -> str:
 
 def _other_cells(other: OtherRow, state: str, now: float) -> list[str]:
     step = "?" if other.step is None else str(other.step)
-    return [step, age_text(now - other.modified_unix_s), size_text(other.file_bytes), "", state]
+    return [step, age_text(now - other.modified_unix_s), size_cell(other.file_bytes), "", state]
 
 
 def _summary(found: Listing) -> str:
@@ -355,9 +375,9 @@ def _summary(found: Listing) -> str:
         if found.roots_below:
             text += f"; {count_text(len(found.roots_below), 'root')} right below it"
     else:
-        text = f"{count_text(len(found.steps), 'committed step')}, {size_text(found.file_bytes)} in all"
+        text = f"{count_text(len(found.steps), 'committed step')}, {total_text(found)} in all"
     if found.directories:
-        size = size_text(sum(row.added_bytes for row in found.directories))
+        size = sum_text(row.added_bytes for row in found.directories)
         text += f"; {count_text(len(found.directories), 'directory of files')} ({size})"
     if found.slots["files"]:
         slots = count_text(found.slots["files"], "recycled file")

@@ -11,7 +11,7 @@ from statistics import median
 
 from ckpt_core.anywhere import local, url_of
 from ckpt_core.cli.exported import check_outside
-from ckpt_core.cli.listing import Listing, StepRow, state_texts, survey_of
+from ckpt_core.cli.listing import Listing, StepRow, size_cell, state_texts, survey_of, total_text
 from ckpt_core.cli.listing_levels import told
 from ckpt_core.cli.requests import ReportRequest
 from ckpt_core.cli.text import note
@@ -78,7 +78,7 @@ def _of_root(found: Listing) -> str:
     rows = [_row(before, row) for before, row in pairwise((None, *found.steps)) if row is not None]
     more: list[tuple[str, list[str]]] = []
     if any(row.added_bytes != row.file_bytes for row in found.steps):
-        more.append(("adds", [size_text(row.added_bytes) for row in found.steps]))
+        more.append(("adds", [size_cell(row.added_bytes) for row in found.steps]))
     if found.further is not None:
         more.append(("levels", [found.further.cell(row.step, row.attempt) for row in found.steps]))
     for heading, column in more:
@@ -98,7 +98,7 @@ def _of_root(found: Listing) -> str:
 def _tiles(found: Listing) -> Iterator[tuple[str, str]]:
     yield str(len(found.steps)), count_text(len(found.steps), "committed step").partition(" ")[2]
     yield str(found.steps[-1].step), "newest"
-    yield size_text(found.file_bytes), "in all"
+    yield total_text(found), "in all"
     apart = [later.step - step.step for step, later in pairwise(found.steps)]
     if apart:
         yield f"{median(apart):g}", "steps apart, of those that are there"
@@ -122,7 +122,7 @@ def _row(before: StepRow | None, row: StepRow) -> tuple[str, ...]:
         str(row.step),
         "" if at_s is None else _moment(at_s),
         after,
-        size_text(row.file_bytes),
+        size_cell(row.file_bytes),
         "" if row.state_bytes is None else size_text(row.state_bytes),
         "" if row.ranks is None else str(row.ranks),
         row.problem or ", ".join(state_texts(row)),

@@ -52,26 +52,37 @@ def _steps_by_file(root: Path) -> dict[Identity, list[int]]:
     return found
 
 
-def added_bytes(folders: Iterable[Path]) -> list[int]:
-    """Bytes of the files in each of these directories that none before it has."""
+def added_bytes(folders: Iterable[Path]) -> list[int | None]:
+    """Bytes of the files in each of these directories that none before it has; None as `bytes_below`."""
     seen: set[Identity] = set()
-    found = []
+    found: list[int | None] = []
     for folder in folders:
-        added = 0
-        for about in files_below(folder):
-            mine = about.st_dev, about.st_ino
-            if mine not in seen:
-                seen.add(mine)
-                added += about.st_size
-        found.append(added)
+        files = files_below(folder)
+        fresh = {(file.st_dev, file.st_ino): file.st_size for file in files or ()}
+        added = sum(nbytes for mine, nbytes in fresh.items() if mine not in seen)
+        found.append(None if files is None else added)
+        seen.update(fresh)
     return found
 
 
-def files_below(folder: Path) -> Iterator[os.stat_result]:
-    """The files in a directory and in those in it, but what cannot be read; links are not followed."""
+def bytes_below(folder: Path) -> int | None:
+    """Of all files in a directory and in those in it; None where this user may not look at all of them."""
+    files = files_below(folder)
+    return None if files is None else sum(file.st_size for file in files)
+
+
+def files_below(folder: Path) -> list[os.stat_result] | None:
+    """The files in a directory and in those in it, links not followed; None as `bytes_below`."""
+    try:
+        return list(_files_below(folder))
+    except PermissionError:
+        return None
+
+
+def _files_below(folder: Path) -> Iterator[os.stat_result]:
     folders = [folder]
     while folders:
-        for entry in readable_entries(folders.pop()):
+        for entry in _entries(folders.pop()):
             with suppress(FileNotFoundError):  # retired meanwhile
                 found = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(found.st_mode):
@@ -82,6 +93,12 @@ def files_below(folder: Path) -> Iterator[os.stat_result]:
 
 def readable_entries(folder: Path) -> list[os.DirEntry[str]]:
     """As `entries`; nothing where they cannot be read."""
-    with suppress(NotADirectoryError, PermissionError):
+    with suppress(PermissionError):
+        return _entries(folder)
+    return []
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with suppress(NotADirectoryError):
         return entries(folder)
     return []

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_core.cli.listing import Listing, StepRow
+from ckpt_core.cli.listing import Listing, StepRow, total_text
 from ckpt_core.cli.listing_levels import Further, LevelRow
 from ckpt_core.cli.text import age_text, shorten, table
 from ckpt_core.cli.watched import RankNow, Saved, UnderWay, Watched
@@ -115,13 +115,16 @@ def _newest(seen: Watched) -> Row:
     text = f"{step}, {age_text(seen.unix_s - max(told))}" if told else str(step)
     for root in seen.roots:
         text += f"; {_held(root)}"
-    return Row("newest step", text)
+    problem = None if row is None else row.problem
+    return Row(
+        "newest step", text if problem is None else f"{text}; {problem}", wrong=bool(problem)
+    )
 
 
 def _held(root: Listing) -> str:
     texts = [count_text(len(root.steps), "step")] if root.steps or not root.directories else []
     texts += [count_text(len(root.directories), "directory of files")] if root.directories else []
-    return f"{', '.join(texts)}, {size_text(root.file_bytes)} in the root"
+    return f"{', '.join(texts)}, {total_text(root)} in the root"
 
 
 def _row_of(seen: Watched, step: int) -> StepRow | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,9 @@ from typing import Any
 import pytest
 
 from ckpt_core import Checkpointer, Options
+from ckpt_core.store import entries
+from ckpt_core.system.files import Files
+from ckpt_core.units import size_text
 
 Cli = Callable[..., Any]
 _HOLD = """
@@ -182,6 +187,51 @@ def test_a_step_whose_manifest_is_damaged_is_listed_as_unreadable(cli: Cli, ckpt
     rows = json.loads(cli("ls", ckpts, "--json").out)["steps"]
     assert rows[1]["problem"]
     assert rows[1]["ranks"] is None
+
+
+def test_the_size_of_a_step_that_this_user_may_not_read_is_not_known(
+    cli: Cli, ckpts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = ckpts / "step-000000000030"
+    whole = json.loads(cli("ls", ckpts, "--json").out)["file_bytes"]
+    known = whole - sum(path.stat().st_size for path in newest.iterdir())
+    _forbid(newest, monkeypatch)
+    text = cli("ls", ckpts).out
+    assert "0 B" not in text and re.search(r"30 .* \? .*unreadable", text)
+    assert text.splitlines()[-1] == f"3 committed steps, at least {size_text(known)} in all"
+    found = json.loads(cli("ls", ckpts, "--json").out)
+    row = found["steps"][-1]
+    assert (row["file_bytes"], row["added_bytes"], found["file_bytes"]) == (None, None, known)
+    cli("report", ckpts, "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert f"at least {size_text(known)}" in page and "<td>?</td>" in page
+    watched = cli("watch", ckpts, "--once").out
+    assert f"3 steps, at least {size_text(known)} in the root" in watched
+    assert "Permission denied" in watched
+    made = json.loads(cli("doctor", ckpts, "--quick", "--json").out)["checks"]
+    space = next(check for check in made if check["check"] == "free space")
+    assert space["level"] == "note"
+    assert space["found"].endswith("what the newest checkpoint takes is not known")
+
+
+def _forbid(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may look into it, the superuser neither."""
+
+    def refuse(path: Path) -> None:
+        if Path(path).is_relative_to(folder):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    def listed(path: Path) -> list[os.DirEntry[str]]:
+        refuse(path)
+        return entries(path)
+
+    def opened(files: Files, path: Path, **more: Any) -> int:
+        refuse(path)
+        return opens(files, path, **more)
+
+    opens = Files.open_read
+    monkeypatch.setattr(Files, "open_read", opened)
+    monkeypatch.setattr("ckpt_core.cli.same_files.entries", listed)
 
 
 def test_pins_of_steps_that_are_not_there_are_told(cli: Cli, ckpts: Path) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_core.cli.doctor.finding import Finding, note, ok, warning
-from ckpt_core.cli.listing import Listing, survey
+from ckpt_core.cli.listing import Listing, size_cell, sum_text, survey
 from ckpt_core.cli.text import age_text
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.restore import committed_directories
-from ckpt_core.units import count_text, size_text
+from ckpt_core.units import count_text
 
 LATEST = "latest"
 _LATEST_BYTES = 4096
@@ -28,7 +28,7 @@ class Contents:
         listing: as `ls` shows it.
         tags: directories of files that are whole, newest first.
         pointed: what `latest` names; None without such a file.
-        newest_bytes: size of the newest step or tag; None if there is none.
+        newest_bytes: size of the newest step or tag; None if there is none, or it is not known.
     """
 
     listing: Listing
@@ -56,7 +56,9 @@ def contents_of(root: Path) -> Contents:
     listing, tags = survey(root), committed_directories(root)
     sizes = [step.file_bytes for step in listing.steps[-1:]]
     sizes += [_tree_bytes(root / tag) for tag in tags[:1]]
-    return Contents(listing, tags, _pointed(root), max(sizes, default=None))
+    known = [size for size in sizes if size is not None]
+    newest_bytes = max(known) if known and known == sizes else None
+    return Contents(listing, tags, _pointed(root), newest_bytes)
 
 
 def check_contents(contents: Contents) -> list[Finding]:
@@ -80,7 +82,7 @@ def _newest(contents: Contents) -> Iterator[Finding]:
     steps = contents.listing.steps
     if steps:
         newest = steps[-1]
-        size = size_text(newest.file_bytes)
+        size = size_cell(newest.file_bytes)
         text = f"step {newest.step} of {count_text(len(steps), 'committed step')}, {size}"
         if newest.problem is not None:
             advice = "restore passes it over; see `ckpt-core verify`"
@@ -117,11 +119,11 @@ def _tag(contents: Contents) -> Finding:
 
 def _aside(listing: Listing) -> Iterator[Finding]:
     if listing.in_flight and listing.writer is None:
-        size = size_text(sum(row.file_bytes for row in listing.in_flight))
+        size = sum_text(row.file_bytes for row in listing.in_flight)
         text = f"{count_text(len(listing.in_flight), 'save')} without a commit ({size})"
         yield note("left over", text, "the next start clears it")
     if listing.corrupt:
-        size = size_text(sum(row.file_bytes for row in listing.corrupt))
+        size = sum_text(row.file_bytes for row in listing.corrupt)
         text = f"{count_text(len(listing.corrupt), 'corrupt step')} moved aside by restore ({size})"
         yield warning("left over", text, "look why, then delete .corrupt")
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ckpt_core.cli.doctor.contents import Contents, check_contents, contents_of
-from ckpt_core.cli.doctor.finding import Finding, ok, problem, warning
+from ckpt_core.cli.doctor.finding import Finding, note, ok, problem, warning
 from ckpt_core.cli.doctor.mounts import judge_mount, mount_of
 from ckpt_core.cli.doctor.storage import try_storage
 from ckpt_core.errors import CkptError
@@ -69,6 +69,9 @@ def _space(directory: Path, contents: Contents | None) -> Finding:
     if stats.f_files and stats.f_favail < _FEW_INODES:
         found = f"{text}, but names for {stats.f_favail} files only"
         return warning("free space", found, "remove files that nobody needs")
+    if contents is not None and contents.newest_bytes is None and contents.listing.steps:
+        text = f"{text}; what the newest checkpoint takes is not known"
+        return note("free space", text, "run this as the owner of the steps")
     if contents is None or contents.newest_bytes is None:
         return ok("free space", text)
     size, room = contents.newest_bytes, free + contents.recycled_bytes
