@@ -273,3 +273,20 @@ def test_the_filesystem_is_that_of_the_deepest_mount() -> None:
 def test_filesystems_that_forget_are_told(kind: str, options: str, levels: list[str]) -> None:
     found = judge_mount(Mount(kind, "/x", frozenset(options.split(","))))
     assert [finding.level for finding in found] == levels
+
+
+def test_a_root_that_this_user_may_not_enter_is_a_problem_beside_all_other_checks(
+    cli: Cli, ckpts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_dir = Path.is_dir
+
+    def refused(path: Path, **more: bool) -> bool:
+        if path == ckpts / ".levels":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return is_dir(path, **more)
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    made = _look(cli, ckpts)
+    assert made.code == 1 and made.bad == ["root", "level"]
+    assert "cannot be told: Permission denied" in made.one("level")[1]
+    assert made.one("commit")[0] == "ok" and made.one("python")[0] == "ok"

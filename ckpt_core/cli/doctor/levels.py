@@ -17,8 +17,12 @@ _CHECK = "level"
 
 def check_levels(root: Path | None, given: Sequence[str]) -> list[Finding]:
     """The levels of a root's plan, and those that are given. Leaves nothing there."""
-    further = None if root is None else further_levels(root)
-    found: list[Finding] = []
+    further, found = None, list[Finding]()
+    try:
+        further = None if root is None else further_levels(root)
+    except OSError as exc:
+        text = f"which levels {root} has cannot be told: {exc.strerror}"
+        found.append(problem(_CHECK, text, "check its owner and its permissions"))
     urls = [] if further is None else [level.url for level in further.levels]
     for text in given:
         try:

@@ -49,7 +49,7 @@ def _nearest(path: Path) -> Path:
 def _held(root: Path) -> tuple[list[Finding], Contents | None]:
     try:
         contents = contents_of(root)
-    except CkptError as exc:
+    except (CkptError, OSError) as exc:
         return [problem("root", str(exc), "name the directory that holds the steps")], None
     return check_contents(contents), contents
 
