@@ -199,7 +199,7 @@ def _directories(root: Path) -> list[DirectoryRow]:
     """The directories of files, oldest first; what has no manifest that says so is somebody else's."""
     with listing(root):
         paths = [root / name for name in filter(is_directory_name, os.listdir(root))]
-    likely = [path for path in paths if is_real_dir(path) and (path / MANIFEST_NAME).exists()]
+    likely = [path for path in paths if is_real_dir(path) and os.path.exists(path / MANIFEST_NAME)]
     found = [_steadily(path, partial(_directory_row, path)) for path in likely]
     rows = [row for row in found if row is not None]
     return sorted(rows, key=lambda row: (row.created_unix_s, row.step, row.name))

@@ -67,8 +67,13 @@ def parse_shard_name(name: str) -> tuple[int, int] | None:
 
 
 def is_directory_name(name: object) -> bool:
-    """Whether a directory of files may be called so: one plain name, not hidden, and none of a step."""
-    return isinstance(name, str) and _is_part(name) and parse_step_dir(name) is None
+    """Whether a directory of files may be called so: one plain name, not hidden, and none of a step.
+
+    Nor that of what a filesystem has for itself, and lets nobody read, where a root is the whole of a disk.
+    """
+    if not isinstance(name, str) or name == "lost+found":
+        return False
+    return _is_part(name) and parse_step_dir(name) is None
 
 
 def is_file_name(name: object) -> bool:

@@ -116,7 +116,7 @@ class FilesSaves:
                 raise ConfigError(
                     f"{field}={name!r} cannot be a name in the root: give one of 1 to 200 bytes, without a "
                     f"slash, control characters or blanks at its ends, that is not hidden and not that of a "
-                    f"step (step-000000000120)"
+                    f"step (step-000000000120) or `lost+found`"
                 )
         if directory == pointer:
             raise ConfigError(f"pointer={pointer!r} is the directory itself: give it another name")

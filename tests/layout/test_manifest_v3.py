@@ -41,7 +41,7 @@ BAD_PARTS = [
     *("\ud800", "x/", "/x", "a//b", "a/../b", "a/.b/c", "./a"),
 ]
 BAD_FILES = [*BAD_PARTS, "manifest.json", "rank-00000.json", "rank-x.json", "a/" * 501 + "a"]
-BAD_DIRECTORIES = [*BAD_PARTS, "a/b", "step-000000000120", "step-123456789012345678"]
+BAD_DIRECTORIES = [*BAD_PARTS, "a/b", "lost+found", "step-000000000120", "step-123456789012345678"]
 
 
 def named(name: Any) -> FileEntry:

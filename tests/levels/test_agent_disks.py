@@ -1,0 +1,72 @@
+"""Roots that are the whole of a disk: its filesystem has a directory there that nobody may read."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[2]
+_FORGET, _READ_ALL = 24, (1, 2)
+"""PR_CAPBSET_DROP, and by what a superuser reads files that nobody may."""
+
+_TRAIN = """
+import sys, torch
+from ckpt_core import Checkpointer, Level, Options
+
+root, level = sys.argv[1:]
+with Checkpointer(root, Options(timeout=60), levels=[Level(level)]) as ck:
+    for step in (1, 2, 3):
+        ck.save(step, {"w": torch.ones(3)})
+    ck.wait(level=1, last=True)
+"""
+
+
+def _as_user(*command: object) -> str:
+    """What a process says to which the modes of files mean what they say, whoever runs the tests."""
+    libc = ctypes.CDLL(None)
+
+    def drop() -> None:
+        for capability in _READ_ALL:
+            libc.prctl(_FORGET, capability, 0, 0, 0)
+
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=TOP,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=True,
+        preexec_fn=drop,
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> tuple[Path, Path]:
+    for name in ("root", "level"):
+        (tmp_path / name / "lost+found").mkdir(parents=True)
+        (tmp_path / name / "lost+found").chmod(0)
+    return tmp_path / "root", tmp_path / "level"
+
+
+def test_steps_go_from_disk_to_disk_and_are_told(disks: tuple[Path, Path]) -> None:
+    root, level = disks
+    _as_user("-c", _TRAIN, root, level)
+    for place in disks:
+        told = json.loads(_as_user("-m", "ckpt_core", "ls", place, "--json"))
+        assert told["steps"][-1]["step"] == 3 and not told["directories"]
+    assert "0 left damaged" in _as_user("-m", "ckpt_core", "scrub", root, level)
+
+
+def test_what_else_may_not_be_read_in_a_root_keeps_no_step_from_being_listed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "root" / "private").mkdir(parents=True)
+    (tmp_path / "root" / "private").chmod(0)
+    told = json.loads(_as_user("-m", "ckpt_core", "ls", tmp_path / "root", "--json"))
+    assert told["steps"] == told["directories"] == []
