@@ -14,6 +14,7 @@ from ckpt_core.cli.text import say, say_json
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels import due_steps, serve_agent, settle_plan
 from ckpt_core.options import Level
+from ckpt_core.store import find_root
 from ckpt_core.units import clean
 
 if TYPE_CHECKING:
@@ -32,13 +33,14 @@ def run(request: AgentRequest) -> bool:
     """
     root = directory_of(request.root, command="ckpt-core agent")
     check_directory(root)
+    there = find_root(root)  # which a link does not lead elsewhere meanwhile
     with spoken():
-        plan = settle_plan(root, _levels(request))
-        status = serve_agent(root, once=request.once)
-    left = {} if status is None else due_steps(root, plan, status)
+        plan = settle_plan(there, _levels(request))
+        status = serve_agent(there, once=request.once)
+    left = {} if status is None else due_steps(there, plan, status)
     problems = [] if status is None else [level.problem for level in status.levels if level.problem]
     whole = status is not None and not any(left.values()) and not problems
-    found = further_levels(root)
+    found = further_levels(there)
     assert found is not None
     if request.json:
         rows = [{**asdict(row), "due": left.get(row.url, ())} for row in found.levels]

@@ -43,15 +43,20 @@ def ensure_dir(files: Files, path: Path) -> None:
     raise vanished
 
 
-def find_root(root: Path) -> Path:
+def find_root(root: Path, *, above: bool = True) -> Path:
     """The real path of a root: a link to it, or above it, may be pointed at another run's while it is open.
+
+    Args:
+        above: False: a link above it is followed at each use, as one that leads to the disk of a level.
 
     Raises:
         PersistError: it cannot be looked at.
     """
     with mapped("look at the checkpoint root", path=root):
-        root.is_symlink()  # raises; realpath leaves a link that it cannot look at as it is
-        return Path(os.path.realpath(root))
+        is_link = (
+            root.is_symlink()
+        )  # raises; realpath leaves a link that it cannot look at as it is
+        return Path(os.path.realpath(root)) if is_link or above else root.absolute()
 
 
 def ensure_root(files: Files, root: Path) -> None:

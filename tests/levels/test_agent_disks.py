@@ -1,14 +1,18 @@
-"""Roots that are the whole of a disk: its filesystem has a directory there that nobody may read."""
+"""Disks of roots and levels: a filesystem has a directory of its own there, and a link may lead to it."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from ckpt_core import Checkpointer, Level, Options, committed_steps
 
 TOP = Path(__file__).parents[2]
 _FORGET, _READ_ALL = 24, (1, 2)
@@ -61,6 +65,25 @@ def test_steps_go_from_disk_to_disk_and_are_told(disks: tuple[Path, Path]) -> No
         told = json.loads(_as_user("-m", "ckpt_core", "ls", place, "--json"))
         assert told["steps"][-1]["step"] == 3 and not told["directories"]
     assert "0 left damaged" in _as_user("-m", "ckpt_core", "scrub", root, level)
+
+
+def test_a_link_above_a_level_that_leads_to_another_disk_leads_its_steps_there(
+    tmp_path: Path,
+) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    far = tmp_path / "far"
+    far.symlink_to("one")
+    with Checkpointer(tmp_path / "root", Options(timeout=60), levels=[Level(far / "run")]) as ck:
+        ck.save(1, {"w": torch.ones(3)})
+        ck.wait(level=1)
+        shutil.copytree(tmp_path / "one" / "run", tmp_path / "other" / "run")
+        (tmp_path / "next").symlink_to("other")
+        (tmp_path / "next").replace(far)
+        ck.save(2, {"w": torch.ones(3)})
+        ck.wait(level=1)
+    assert committed_steps(tmp_path / "one" / "run") == (1,)
+    assert committed_steps(tmp_path / "other" / "run") == (1, 2)
 
 
 def test_what_else_may_not_be_read_in_a_root_keeps_no_step_from_being_listed(

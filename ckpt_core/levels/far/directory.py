@@ -77,7 +77,7 @@ class DirectoryFar(Far):
             refused: see `open_far`.
         """
         self.url = str(root)
-        self._root = find_root(root)
+        self._root = find_root(root, above=False)
         self._files = files
         self._busy_s = busy_s
         self._looked = Looked(self._root, files=files, refused=refused)
