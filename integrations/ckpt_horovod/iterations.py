@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from horovod.common.exceptions import HorovodInternalError
 
-from ckpt_core import Checkpointer, CkptError, ConfigError, RestoredStep, SaveHandle
+from ckpt_core import Checkpointer, CkptError, ConfigError, NotCommitted, RestoredStep, SaveHandle
 from ckpt_horovod.deciding import Decisions, Policy
 from ckpt_horovod.layers import LayerSave
 from ckpt_horovod.stepping import Stepper
@@ -369,21 +369,27 @@ class Iterations:
         tree = self._tree.of(parts)
         # In any case: a save that is open stands in the way. Its iteration may still be saved, at its end.
         self._drop_layers()
-        changed = True
         try:
             found = self.checkpointer.restore(tree, **how)
-            changed = found is not None
-        finally:
-            # What a restore that failed has left may be no state of any step: it is not to be saved.
-            if changed:
-                self._stepped, self._ended_by, self._refused = False, None, None
-                self._layered = self._deferred = False
+        except NotCommitted:  # and nothing has changed
+            raise
+        except BaseException:
+            # What it has left may be no state of any step: it is not to be saved.
+            self._give_up()
+            raise
         if found is not None:
-            # Before the first step it is where the loop begins, and an iteration without a step counts there.
-            self.count, self._went_back = found.step, self._inside or self._stepped_at > 0
+            self._give_up()
+            self.count = found.step
             self._used_at = next(_CLOCK)  # it goes on from what another one may have saved
             self._decisions.went_back(found.step)
         return found
+
+    def _give_up(self) -> None:
+        """Let go of the iteration that is under way."""
+        self._stepped, self._ended_by, self._refused = False, None, None
+        self._layered = self._deferred = False
+        # Before the first step it is where the loop begins, and an iteration without a step counts there.
+        self._went_back = self._inside or self._stepped_at > 0
 
 
 def _on_device(tree: StateTree) -> bool:

@@ -174,13 +174,16 @@ class Checkpoints:
         how = {"step": step, "strict": strict, "trusted": trusted}
         wrapped = self._tree.wrapped(parts)
         handles = under_way(wrapped)  # which `load_state_dict` of Horovod forgets
-        with keeping_groups(wrapped):
-            found = self._iterations.restore(parts, **how)
-        if found is not None:
-            # Else the next backward would ask for names that are still being reduced, which Horovod refuses.
-            let_end(handles)
-            for optimizer in wrapped:
-                _forget_reductions(optimizer)
+        found = None
+        try:
+            with keeping_groups(wrapped):
+                found = self._iterations.restore(parts, **how)
+        finally:
+            if found is not None or len(under_way(wrapped)) < len(handles):
+                # Or the next backward would ask for names that are still being reduced: Horovod refuses that.
+                let_end(handles)
+                for optimizer in wrapped:
+                    _forget_reductions(optimizer)
         return found
 
     def checkpoint_tree(self, **parts: Any) -> dict[str, Any]:

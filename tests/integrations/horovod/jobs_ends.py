@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import horovod.torch as hvd
 
-from ckpt_core import ConfigError, committed_steps
+from ckpt_core import ConfigError, NotCommitted, RestoreError, committed_steps
 from tests.integrations.horovod.jobs_policies import saving
 from tests.integrations.horovod.jobs_saved import warnings_logged
 from tests.integrations.horovod.training import Recipe, Training
@@ -157,6 +158,8 @@ def found_nothing(root: str, mode: str) -> dict[str, Any]:
             training.optimizer.restore(optimizer=None)
         except ConfigError as exc:
             problem = str(exc)
+        with suppress(NotCommitted):
+            training.optimizer.restore(step=99)
         training.iterate(1)
         training.optimizer.end_iteration()
         ck.wait()
@@ -167,6 +170,40 @@ def found_nothing(root: str, mode: str) -> dict[str, Any]:
             "ended": training.optimizer.iterations,
             "steps": ck.steps(),
         }
+
+
+class Breaking:
+    """What cannot take its state back, if it breaks."""
+
+    breaks = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"one": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.breaks:
+            raise RuntimeError("broken")
+
+
+def failed_back(root: str, mode: str) -> dict[str, Any]:
+    """What a `restore()` has left that failed half-way is no step, whatever ends its iteration."""
+    with saving(root, keep_last=None) as ck:
+        assert ck is not None
+        training = Training(Recipe(name=f"failed-back{mode}"), _options(ck, mode))
+        training.attach()
+        optimizer, broken = training.optimizer, Breaking()
+        training.iterate(0)
+        optimizer.end_iteration(broken=broken)
+        ck.wait()
+        training.iterate(1)
+        problem = ""
+        try:
+            optimizer.restore(broken=broken)
+        except RestoreError as exc:
+            problem = str(exc)
+        optimizer.end_iteration(broken=broken)
+        ck.wait()
+        return {"problem": problem, "ended": optimizer.iterations, "steps": ck.steps()}
 
 
 def accumulated(root: str, mode: str) -> dict[str, Any]:

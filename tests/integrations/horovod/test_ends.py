@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import ckpt_horovod
-from ckpt_core import Checkpointer, ConfigError
+from ckpt_core import Checkpointer, ConfigError, RestoreError
 from tests.integrations.horovod.cases import ENDS, MODES
+from tests.integrations.horovod.jobs_ends import Breaking
 from tests.integrations.horovod.launch import Outcome
 from tests.integrations.horovod.test_consistency import check
 
@@ -91,6 +92,13 @@ def test_a_restore_that_finds_nothing_leaves_the_iteration_to_be_counted_and_sav
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_what_a_restore_that_fails_has_left_is_no_step(pair: Outcome, mode: str) -> None:
+    for found in pair.of(f"failed_back-{mode}"):
+        assert "broken" in found.pop("problem")
+        assert found == {"ended": 1, "steps": [1]}
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_no_checkpoint_is_made_between_the_passes_of_one_step(pair: Outcome, mode: str) -> None:
     for found in pair.of(f"accumulated-{mode}"):
         assert found["same"]
@@ -125,8 +133,9 @@ def test_a_save_by_hand_between_passes_or_after_them_neither_loses_nor_doubles_o
     hvd.shutdown()
 
 
+@pytest.mark.parametrize("fails", [False, True])
 def test_going_back_behind_a_backward_waits_for_its_reductions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """Horovod looks for work every 0.2 s: without the wait the second backward comes before that."""
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "200")
@@ -140,6 +149,9 @@ def test_going_back_behind_a_backward_waits_for_its_reductions(
             checkpointer=ck,
             every_n_steps=1,
         )
+        breaking = Breaking()
+        breaking.breaks = fails
+        optimizer.attach(breaking=breaking)
         with optimizer.iteration():
             model(torch.ones(2, 8)).sum().backward()
             optimizer.step()
@@ -147,7 +159,8 @@ def test_going_back_behind_a_backward_waits_for_its_reductions(
         ck.wait()
         with optimizer.iteration():
             model(torch.ones(2, 8)).sum().backward()
-            optimizer.restore()
+            with pytest.raises(RestoreError) if fails else nullcontext():
+                optimizer.restore()
             model(torch.ones(2, 8)).sum().backward()
             optimizer.step()
         ck.wait()
