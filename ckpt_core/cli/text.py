@@ -19,8 +19,8 @@ _PIPE_COLUMNS = 4000
 
 _GAP_COLUMNS = 3
 """Between two columns of a table."""
-_LEAST_COLUMNS = 8
-"""Of a column of text, in which a name can still be read."""
+_LEAST_COLUMNS = 5
+"""Of a column of text, in which a name can be folded."""
 
 _RUNS_SHOWN = 8
 
