@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from lightning.pytorch import Trainer
 
 _Kind = TypeVar("_Kind")
+_Told = Callable[[Trainer], None]
+
+_watching: WeakKeyDictionary[Any, list[_Told]] = WeakKeyDictionary()
+"""Who is told of the fetches of a loop of epochs."""
 
 
 def batch_ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
@@ -61,3 +67,31 @@ def swapping_optimizers(trainer: Trainer) -> list[Any]:
     found = [getattr(optimizer, "_optimizer", optimizer) for optimizer in trainer.optimizers]
     names = ("train", "eval")
     return [one for one in found if all(callable(getattr(one, name, None)) for name in names)]
+
+
+def watch_fetches(trainer: Trainer, told: _Told) -> None:
+    """Have somebody told before each fetch of training, once everything behind the last batch is over.
+
+    No hook comes there but the one by which Lightning measures the fetch.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    watching = _watching.setdefault(loop, [])
+    if not watching:
+        measures = loop._on_before_fetch
+
+        def before_fetch() -> None:
+            for one in watching:
+                one(trainer)
+            measures()
+
+        loop._on_before_fetch = before_fetch
+    watching.append(told)
+
+
+def unwatch_fetches(trainer: Trainer, told: _Told) -> None:
+    """Tell somebody no more; leaves the loop as it was when nobody else is told."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    watching = _watching[loop]
+    watching.remove(told)
+    if not watching:
+        del loop._on_before_fetch

@@ -27,6 +27,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from ckpt_core import RngState
 from ckpt_core.data import ResumableLoader
+from ckpt_lightning.loops import unwatch_fetches, watch_fetches
 from ckpt_lightning.texts import Teller
 
 _NOT_EXACT = (
@@ -43,8 +44,9 @@ class DataPosition:
         self._teller = teller
         self._fit_rng: dict[str, Any] = {}
         self._begin: dict[str, Any] = {}
-        self._fetch_rng: dict[str, Any] = {}  # with which the fetcher got the batch that it holds
-        self._next_rng: dict[str, Any] = {}  # and will get the one after that
+        self._fetch_rng: dict[str, Any] = {}
+        self._watched: Trainer | None = None
+        self._own_hook = False
         self._cycles: dict[int, dict[str, Any]] = {}
         self._loader_states: list[Any] = []
         self._remakes = False
@@ -63,7 +65,7 @@ class DataPosition:
         remade = trainer.current_epoch > 0 and not resuming
         generators = _generator_states(loaders(trainer)) if remade else []
         self._begin = {"remade": remade, "rng": RngState().state_dict(), "generators": generators}
-        self._fetch_rng, self._next_rng, self._cycles = {}, {}, {}
+        self._fetch_rng, self._cycles = {}, {}
 
     def epoch_ends(self, trainer: Trainer) -> None:
         """Everything of the epoch that may draw is over. Called in on_train_epoch_end."""
@@ -73,24 +75,43 @@ class DataPosition:
             # Lightning makes loaders anew before the next hook.
             self._fit_rng = RngState().state_dict()
 
-    def next_is_fetched(self, trainer: Trainer) -> None:
-        """A batch is fetched soon. Called when everything of the batch before is over and captured."""
-        fetcher = trainer.fit_loop._data_fetcher
-        if fetcher is not None and fetcher.length is None:
-            # It is the one after the next, whose augmentation draws now what it will be trained with later.
-            self._next_rng = RngState().state_dict()
-        self._note_cycle(trainer)
+    def watch(self, trainer: Trainer, *, own_hook: bool) -> None:
+        """Note what each fetch of training begins with, from now on. Called in on_train_start.
 
-    def is_fetched(self) -> None:
-        """The batch that was to be fetched has been. Called once or more, before anything is captured."""
-        self._fetch_rng = self._next_rng
+        Args:
+            own_hook: the module has an `on_train_batch_end`, which may draw between ours and the next fetch.
+        """
+        self._watched, self._own_hook = trainer, own_hook
+        watch_fetches(trainer, self._fetches)
+
+    def unwatch(self) -> None:
+        """Note no more fetches. Idempotent."""
+        if self._watched is not None:
+            unwatch_fetches(self._watched, self._fetches)
+            self._watched = None
+
+    @property
+    def fetch_rng(self) -> dict[str, Any]:
+        """Those with which the newest batch was fetched, where there is an own hook."""
+        return self._fetch_rng
+
+    def rng_behind(self, fetch_rng: dict[str, Any]) -> dict[str, Any]:
+        """Those with which the batch is fetched that follows one fetched with `fetch_rng`."""
+        return RngState().state_dict() if self._fetch_rng is fetch_rng else self._fetch_rng
+
+    def _fetches(self, trainer: Trainer) -> None:
+        # Whatever draws between two batches has drawn by now.
+        if self._own_hook or _is_ahead(trainer):
+            self._fetch_rng = RngState().state_dict()
+        self._note_cycle(trainer)
 
     def extras(self, trainer: Trainer, *, boundary: bool) -> dict[str, Any]:
         """For the tree of a snapshot."""
         return {
             "fit_rng": self._fit_rng,
             "epoch_begin": {} if boundary else self._begin,
-            "fetch_rng": {} if boundary else self._fetch_rng,
+            # Of the batch that is ahead: its augmentation has drawn what it will be trained with later.
+            "fetch_rng": self._fetch_rng if _is_ahead(trainer) and not boundary else {},
             "cycles": {} if boundary else self._cycles,
             "generators": _generator_states(loaders(trainer)),
             "val_generators": _generator_states(_val_loaders(trainer)),
@@ -133,7 +154,6 @@ class DataPosition:
         if self._begin:
             self._to_next_batch(trainer, saved)
         RngState().load_state_dict(saved["rng"])
-        self.next_is_fetched(trainer)
 
     def at_boundary(self, trainer: Trainer, saved: dict[str, Any]) -> None:
         """Between epochs. Called in on_train_epoch_start, where the snapshot was taken."""
@@ -160,7 +180,7 @@ class DataPosition:
         _set_generators(_val_loaders(trainer), saved["val_generators"])
 
     def _note_cycle(self, trainer: Trainer) -> None:
-        """Remember the generators where a shorter loader begins anew with the next batch."""
+        """Remember the generators where a shorter loader begins anew with this batch."""
         lengths = _cycled_lengths(trainer)
         number = _fetched(trainer) if lengths else 0
         if number and any(number % length == 0 for length in lengths):
@@ -206,7 +226,7 @@ class DataPosition:
             _set_generators(loaders(trainer), self._begin["generators"])
             iter(fetcher)
         # Without a length, Lightning's fetcher is one batch ahead, and must do that here too.
-        source: Any = fetcher if fetcher.length is None else fetcher.iterator
+        source: Any = fetcher if _is_ahead(trainer) else fetcher.iterator
         done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         for left in reversed(range(done)):
             if (number := _fetched(trainer)) in self._cycles:
@@ -226,6 +246,12 @@ def loaders(trainer: Trainer) -> list[Any]:
     """The training loaders; none before Lightning has asked for them."""
     combined = trainer.fit_loop._combined_loader
     return [] if combined is None else list(combined.flattened)
+
+
+def _is_ahead(trainer: Trainer) -> bool:
+    """Whether Lightning fetches each batch before the last one is trained with: it knows no length."""
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and fetcher.length is None
 
 
 def _val_loaders(trainer: Trainer) -> list[Any]:

@@ -69,11 +69,13 @@ class _Pending:
     Attributes:
         early: what must be as of that batch.
         due: it is to be saved; else kept at hand, if a failure should save it.
+        fetch_rng: generators at the last fetch, before that batch.
     """
 
     step: int
     early: dict[str, Any]
     due: bool
+    fetch_rng: dict[str, Any]
 
     def is_whole(self, trainer: Trainer) -> bool:
         """Whether the module's hook has run, and plateau schedulers behind it."""
@@ -141,6 +143,8 @@ class Recorder:
     def begin(self, trainer: Trainer, *, resumed: bool) -> None:
         """on_train_start."""
         self.by_hand.begins()
+        own_hook = is_overridden("on_train_batch_end", trainer.lightning_module)
+        self.position.watch(trainer, own_hook=own_hook)
         self._seen_step = trainer.global_step
         self.last_step = trainer.global_step if resumed else 0
         self.session.meter.resumed(trainer.global_step)
@@ -152,7 +156,6 @@ class Recorder:
 
     def before_batch(self, trainer: Trainer) -> None:
         """on_train_batch_start: the module's own hook after the last batch has run."""
-        self.position.is_fetched()
         self._save_pending(trainer)
 
     def before_update(self) -> None:
@@ -162,11 +165,6 @@ class Recorder:
 
     def after_batch(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
         """on_train_batch_end."""
-        self.position.is_fetched()  # of a batch that is None, nothing is told before
-        self._after_batch(trainer, module, batch_idx)
-        self.position.next_is_fetched(trainer)
-
-    def _after_batch(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
         step = trainer.global_step
         own_hook = is_overridden("on_train_batch_end", module)
         if step == self._seen_step:  # gradients are still being accumulated, or the batch was None
@@ -199,7 +197,6 @@ class Recorder:
             if not logs_in_training(trainer, self.ranking.monitor):
                 self._insist(trainer, score)
             self._offer(trainer, after_batch(trainer, owed="validation"), score)
-        self.position.next_is_fetched(trainer)
 
     def after_epoch(self, trainer: Trainer) -> None:
         """on_train_epoch_end."""
@@ -246,6 +243,7 @@ class Recorder:
             CkptError: as `Session.close`.
         """
         self.by_hand.closes()
+        self.position.unwatch()
         self._armed.close()
         self.session.close()
 
@@ -275,7 +273,8 @@ class Recorder:
         """Take all of this step but the tensors. Called in on_train_batch_end."""
         # Schedulers are taken with the tensors, when none is owed any more.
         tree = self._dump(trainer, after_batch(trainer, owed=""))
-        self._pending = _Pending(trainer.global_step, early_part(tree, Owned.of(trainer)), due)
+        early = early_part(tree, Owned.of(trainer))
+        self._pending = _Pending(trainer.global_step, early, due, self.position.fetch_rng)
 
     def _dropped(self) -> _Pending | None:
         """The pending step, which is pending no more: a later state with its number is the one to save."""
@@ -291,6 +290,7 @@ class Recorder:
         began = time.monotonic()
         # The module's own hook may have asked for it since.
         pending.early[EXTRAS]["stopping"] = asked_to_stop(trainer)
+        pending.early[EXTRAS]["rng"] = self.position.rng_behind(pending.fetch_rng)  # and have drawn
         tree = merged(pending.early, dump(trainer))
         if pending.due:
             self._save(pending.step, tree, began)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -290,3 +291,16 @@ class OwnHook(Net):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.count = checkpoint["count"]
+
+
+class DrawsInHook(OwnHook):
+    """Draws there as well, as one does that samples from its model now and then."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        super().on_train_batch_end(*args)
+        torch.rand(1 + self.count % 3)
+        random.random()
+
+
+class DrawsInHookOfPair(DrawsInHook, Pair):
+    """The same with batches of several loaders."""

@@ -167,6 +167,18 @@ CASES = {
     "own on_train_batch_end, validation in the middle": Case(
         make=models.OwnHook, val=True, options=MID
     ),
+    "own on_train_batch_end that draws": Case(
+        models.DrawsInHook, 9, options={"accumulate_grad_batches": 2}
+    ),
+    "own on_train_batch_end that draws, batches that are None": Case(
+        models.DrawsInHook, 9, _some_none, passed_over=True, stride=2
+    ),
+    "own on_train_batch_end that draws, loader without a length, by steps": Case(
+        models.DrawsInHook, loaders=models.stream_loader, val=True, options=MID | BY_STEPS, stride=2
+    ),
+    "own on_train_batch_end that draws, two loaders, one begins anew": Case(
+        models.DrawsInHookOfPair, loaders=_pair(DataLoader, "max_size_cycle"), stride=2
+    ),
     "epochs that the module leaves": Case(
         models.LeavesEpochs, 13, options={"max_epochs": 4}, stride=2, passed_over=True
     ),
