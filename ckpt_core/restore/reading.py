@@ -172,8 +172,9 @@ class _Run:
     def halt(self) -> None:
         """Make the readers stop, and wait for those that can. Also after KeyboardInterrupt."""
         self.halted = True
-        if not self._stuck():
-            self._ended(min(self.how.timeout_s, _DRAIN_S))
+        if not self._stuck() and self._ended(min(self.how.timeout_s, _DRAIN_S)):
+            # Each knows this run: the tensors are not to wait for the garbage collector.
+            self._workers = []
         self._at_exit.cancel()
 
     def units(self) -> Iterator[Unit]:

@@ -32,7 +32,7 @@ from ckpt_core.layout import (
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.save.contents import Contents
 from ckpt_core.save.further import NoLevels
-from ckpt_core.save.in_flight import InFlight
+from ckpt_core.save.in_flight import InFlight, Phase
 from ckpt_core.share import Auditor, Cuts
 from ckpt_core.store import Attempt, GuestStore, StepStore, newest_unix_s
 from ckpt_core.system.files import Files, advice
@@ -86,6 +86,8 @@ class Committer:
             for shard in inflight.shards:
                 shard.let_go()
             self._kept.drop_gone()
+        if inflight.phase is Phase.COMMITTED:
+            inflight.let_go()
 
     def _finish(self, inflight: InFlight) -> None:
         if not inflight.begin_commit():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 from ckpt_core.coordination import Reference
@@ -41,19 +41,8 @@ class Stored:
         """
         key, known = ([file.nbytes for file in files], version), self._text
         if known is None or known[0] != key:
-            known = self._text = key, RankText(self._entries, *key)
+            known = self._text = key, RankText(partial(_entries, self._placed), *key)
         return known[1].encode(rank, files, skeleton)
-
-    def _entries(self) -> tuple[Sequence[LeafEntry], Sequence[SliceEntry]]:
-        """The leaves that lie whole in its files, and the parts of others, as the rank manifest has them."""
-        leaves, slices = [], []
-        for place in self._placed:
-            part, extent = place.part, place.extent
-            if part.whole is None or part.slice is None:
-                leaves.append(LeafEntry(part.stored, place.file, extent.offset, extent.nbytes))
-            else:
-                slices.append(SliceEntry(part.whole, part.slice, place.file, extent.offset))
-        return leaves, slices
 
 
 @dataclass(frozen=True)
@@ -100,3 +89,17 @@ class Contents:
         plans = tuple([share.plan for share in shares if share.plan])
         reference = Evidence(tuple(audits)) if plans else None
         return cls(stored, skeleton, plans, reference, shares=tuple(shares))
+
+
+def _entries(
+    placed: Sequence[Placed],
+) -> tuple[Sequence[LeafEntry], Sequence[SliceEntry]]:
+    """The leaves that lie whole in its files, and the parts of others, as the rank manifest has them."""
+    leaves, slices = [], []
+    for place in placed:
+        part, extent = place.part, place.extent
+        if part.whole is None or part.slice is None:
+            leaves.append(LeafEntry(part.stored, place.file, extent.offset, extent.nbytes))
+        else:
+            slices.append(SliceEntry(part.whole, part.slice, place.file, extent.offset))
+    return leaves, slices

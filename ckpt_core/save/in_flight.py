@@ -252,6 +252,13 @@ class InFlight:
         self._ended.release()
         return True
 
+    def let_go(self) -> None:
+        """Drop all that was made for it, which knows it in turn. Called by the finisher, behind `succeed`.
+
+        Else only the garbage collector would free it, which stops training.
+        """
+        self.images, self.shards, self.stills = [], [], []
+
     def wait_ended(self) -> None:
         """Block until it is committed. Called by the training thread for `blocking`.
 

@@ -200,6 +200,7 @@ class StageJob:
     def run(self) -> None:
         """Copy; every error fails the checkpoint. Once this returns no live leaf is read any more."""
         streams, snapshot = self.pipeline.streams, self.inflight.snapshot
+        file_bytes = self.inflight.file_bytes
         images = [self.image, *(still.image for still in self.stills)]
         with guarded(self.inflight, images, streams):
             self.image.let_go()
@@ -222,7 +223,7 @@ class StageJob:
             snapshot.complete()
             self.image.finish()
         self.inflight.staging_ended()
-        self.pipeline.touch_behind(self.image.pool, self.inflight.file_bytes)
+        self.pipeline.touch_behind(self.image.pool, file_bytes)
 
     def _stage_clones(self) -> bool:
         """Clone on the devices; the live leaves are free as soon as that is done (LightCheck-G).

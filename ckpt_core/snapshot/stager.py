@@ -35,6 +35,10 @@ _NOBODY = 1 << 62
 """A place that no copy reaches: nobody waits for one."""
 
 
+def _unnamed(name: str) -> None:
+    """Before the names are known, and when nobody has to wait any more."""
+
+
 class Snapshot:
     """Progress of copying the leaves of one checkpoint; the training thread waits on it.
 
@@ -55,7 +59,7 @@ class Snapshot:
         self._on_staged = on_staged
         self._devices = devices
         self._ending = self._settled = False
-        self._leaf_of: Callable[[str], str | None] = lambda name: None
+        self._leaf_of: Callable[[str], str | None] = _unnamed
         self.staged: Future[None] = ThreadFuture()
         self._changed = Monitor()
         self._queued: dict[str, int] = {}
@@ -164,6 +168,8 @@ class Snapshot:
     def _settle(self, error: BaseException | None) -> None:
         with self._changed.lock:
             first, self._ending = not self._ending, True
+            # Let go of here, since it knows this snapshot in turn.
+            told, self._on_staged = self._on_staged, lambda: None
         if not first:
             return
         # Order matters: whoever has passed the barrier finds the future done.
@@ -174,9 +180,10 @@ class Snapshot:
         with self._changed.lock:
             self._settled = True
             self._live, self._behind = [], []
+            self._leaf_of = _unnamed
             self._changed.notify_all()
         if error is None:
-            self._on_staged()
+            told()
 
     def enter_copy(self) -> bool:
         """The stager is about to read live leaves; False when the snapshot has been settled."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from functools import cache
 from pathlib import Path
 
 _AT_FDCWD = -100
@@ -49,6 +50,7 @@ def start_writeback(fd: int, offset: int, size: int) -> None:
         _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
 
 
+@cache
 def _load(name: str, *types: type[ctypes._SimpleCData[int]]) -> ctypes._NamedFuncPointer | None:
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is not None and types:
