@@ -50,7 +50,7 @@ FILES = (
     *("test_spot.py",),  # runs that are killed with their agent
     # Other processes, or filesystems that are mounted.
     *("test_kept_mappings.py", "test_lock.py", "test_warm_deepspeed.py", "store/test_crash.py"),
-    *("engine/test_threads.py",),
+    *("engine/test_threads.py", "restore/test_cut_short.py"),
     # Long, and seldom concerned.
     *("test_collector.py", "test_compiled.py"),
     *("test_auto.py", "test_mistakes.py", "test_on_devices.py", "test_tuning_search.py"),

@@ -45,6 +45,18 @@ class NoMeans(RestoreError):
         )
 
 
+class CutShort(NoMeans):
+    """The process ends while a thread of it reads: what is not read yet never will be."""
+
+    def __init__(self, path: Path) -> None:
+        RestoreError.__init__(
+            self,
+            f"{path} was not read to its end: this process ends. Nothing on storage was changed. Wait for the "
+            f"thread that reads before the program ends",
+            path=path,
+        )
+
+
 def check_means(path: Path, error: OSError) -> None:
     """Tell what this process lacks from what the storage refuses, before a read counts as refused.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_core.restore.failures import NoMeans, ReadHung
+from ckpt_core.restore.failures import CutShort, NoMeans, ReadHung
 from ckpt_core.restore.reader import Reader
 from ckpt_core.restore.shard_reader import ShardReader
 from ckpt_core.restore.slots import SLOTS, Slots
@@ -94,7 +94,7 @@ class ParallelReader:
             keep_going: go on after a bad chunk or a failed read, to find them all.
 
         Raises:
-            NoMeans: there is no memory or no thread to read with.
+            NoMeans: there is no memory or no thread to read with, or the process ends meanwhile.
             ReadHung: one read took longer than `timeout_s`. Its thread is left behind, since
                 nothing can interrupt it, and may still write into its destination.
         """
@@ -109,6 +109,8 @@ class ParallelReader:
             raise NoMeans(jobs[0].path, crashed) from crashed
         if crashed is not None:
             raise crashed
+        if (path := run.cut_short()) is not None:
+            raise CutShort(path)
         return run.outcome
 
 
@@ -176,6 +178,13 @@ class _Run:
             # Each knows this run: the tensors are not to wait for the garbage collector.
             self._workers = []
         self._at_exit.cancel()
+
+    def cut_short(self) -> Path | None:
+        """A file of which something was left, though nothing was found that ends a run; once it has ended."""
+        found = self.outcome.bad or self.outcome.failed
+        if found and not self._keep_going:
+            return None
+        return next((path for path, left in self._left.items() if left), None)
 
     def units(self) -> Iterator[Unit]:
         """The units that this thread is to read, each read when the next is asked for."""
