@@ -44,10 +44,13 @@ def within(timeout_s: float, action: Callable[[], _Result], *, path: Path) -> _R
     except RuntimeError as exc:
         raise NoMeans(path, exc) from exc
     thread.join(timeout_s)
-    if errors and isinstance(errors[0], MemoryError):
-        raise NoMeans(path, errors[0]) from errors[0]
-    if errors:
-        raise errors[0]
+    try:
+        if errors and isinstance(errors[0], MemoryError):
+            raise NoMeans(path, errors[0]) from errors[0]
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()  # It knows this call, and whoever made it.
     if results:
         return results[0]
     raise ReadHung(

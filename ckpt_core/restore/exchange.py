@@ -60,9 +60,13 @@ class Answer:
         return kind(text, path=path, step=step, rank=self.rank)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Exchange(Generic[_Result]):
-    """The answers of all ranks, and what this one keeps to itself: its result or its error."""
+    """The answers of all ranks, and what this one keeps to itself: its result or its error.
+
+    Whoever raises that error takes it out (`raise_own`): it knows the calls that it comes through, those know
+    this, and the state that was to be filled would wait for the garbage collector.
+    """
 
     answers: tuple[Answer, ...]
     result: _Result | None
@@ -71,6 +75,15 @@ class Exchange(Generic[_Result]):
     def first(self, *kinds: Kind) -> Answer | None:
         """The first rank whose answer is of one of these kinds."""
         return next((answer for answer in self.answers if answer.kind in kinds), None)
+
+    def raise_own(self) -> None:
+        """Raise this rank's error, if it has one."""
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
 
 
 class Together:
@@ -98,6 +111,8 @@ class Together:
             finally:
                 self._leave(exc)  # the first may have been interrupted
             raise
+        finally:
+            self._told = None
 
     def _leave(self, error: BaseException) -> None:
         # An error of ours has been told, or is what all ranks have concluded.
@@ -129,38 +144,38 @@ class Together:
                 that rank its own error, whatever it is.
             CoordinationTimeout, CommitError: the other ranks cannot be asked.
         """
-        result, data = None, None
-        error: Exception | None = None
+        own, data = Exchange[_Result]((), None, None), None
         try:
-            result, data = action()
+            own.result, data = action()
         except MemoryError as exc:
-            error = NoMeans(self._root, exc)
-            error.__cause__ = exc
+            own.error = NoMeans(self._root, exc)
+            own.error.__cause__ = exc
         except Exception as exc:  # the others must learn of it before it goes on from here
-            error = exc
-        row = [kind_of(error), "" if error is None else _text(error), data]
-        rows = self._gather(f"{topic}/{self._call}", row, error, timeout_s or self._timeout_s)
-        answers = tuple(
+            own.error = exc
+        row = [kind_of(own.error), "" if own.error is None else _text(own.error), data]
+        rows = self._gather(f"{topic}/{self._call}", row, own, timeout_s or self._timeout_s)
+        own.answers = tuple(
             [Answer(rank, Kind(kind), text, data) for rank, (kind, text, data) in enumerate(rows)]
         )
-        exchange, self._told = Exchange(answers, result, error), error
-        fatal = exchange.first(Kind.FATAL)
+        self._told = own.error
+        fatal = own.first(Kind.FATAL)
         if fatal is not None:
-            if error is not None and kind_of(error) is Kind.FATAL:
-                raise error
+            if kind_of(own.error) is Kind.FATAL:
+                own.raise_own()
             raise fatal.error(self._root, step)
-        return exchange
+        return own
 
     def _gather(
-        self, topic: str, row: Json, error: Exception | None, timeout_s: float
+        self, topic: str, row: Json, own: Exchange[Any], timeout_s: float
     ) -> tuple[Any, ...]:
         try:
             return self._coordination.gather(topic, row, timeout_s)
         except CkptError as exc:
-            if error is None:
-                raise
-            error.add_note(f"The other ranks could not be told: {exc}")
-            raise error from None
+            if own.error is not None:
+                own.error.add_note(f"The other ranks could not be told: {exc}")
+                own.error.__suppress_context__ = True
+                own.raise_own()
+            raise
 
 
 def kind_of(error: Exception | None) -> Kind:

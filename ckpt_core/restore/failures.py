@@ -51,8 +51,8 @@ class CutShort(NoMeans):
     def __init__(self, path: Path) -> None:
         RestoreError.__init__(
             self,
-            f"{path} was not read to its end: this process ends. Nothing on storage was changed. Wait for the "
-            f"thread that reads before the program ends",
+            f"{path} was not read to its end: this process ends. Nothing on storage was changed. Wait for "
+            f"the thread that reads before the program ends",
             path=path,
         )
 

@@ -161,10 +161,8 @@ class Restorer:
         listings = self._list(search, trail, broadcast)
         found = common_step(listings, asked=trail.asked, tried=trail.tried)
         if found is None:
-            error = trail.nothing_left(listings, touched=search.touched)
-            if error is None:
-                return None
-            raise error
+            trail.raise_if_none_left(listings, touched=search.touched)
+            return None
         if trail.asked is None:
             trail.pass_over_lost(listings, found[0])
         return found
@@ -333,8 +331,7 @@ class Restorer:
         bad = exchange.first(*kinds)
         if bad is None:
             return
-        if exchange.error is not None:
-            raise exchange.error
+        exchange.raise_own()
         raise bad.error(self._root if step is None else step_path(self._root, step), step)
 
     def _read(self, search: Search, step: int, attempt: str) -> ReadStep:

@@ -92,7 +92,9 @@ class Trail:
 
     def pass_over(self, step: int, error: RestoreError) -> None:
         """Leave a step for an older one, with a warning."""
-        self.skipped[step] = error
+        # What it came through knows this trail, and the state that is to be filled.
+        self.skipped[step] = error.with_traceback(None)
+        error.__cause__ = error.__context__ = None
         warn(f"step {step} was not restored, trying the next older one: {error}")
 
     def pass_over_lost(self, listings: Sequence[Listing], candidate: int) -> None:
@@ -109,16 +111,20 @@ class Trail:
         """The skipped steps, newest first, and why."""
         return tuple(sorted([(k, str(exc)) for k, exc in self.skipped.items()], reverse=True))
 
-    def nothing_left(self, listings: Sequence[Listing], *, touched: bool) -> RestoreError | None:
-        """The error when no step is left to try; None when there has never been one."""
+    def raise_if_none_left(self, listings: Sequence[Listing], *, touched: bool) -> None:
+        """None is left to try; returns where there has never been one.
+
+        Raises:
+            CorruptCheckpoint, NotCommitted, RestoreError: there has been one.
+        """
         if not self.tried:
             if self.asked is not None or known_steps(listings):
-                return self._none_common(listings)
+                raise self._none_common(listings)
             away = sorted({text for listing in listings for text in listing.away})
             if not away:
-                return None
+                return
             text = _AWAY.format(root=self.root, away="; ".join(away))
-            return RestoreError(text, path=self.root)
+            raise RestoreError(text, path=self.root)
         lines = [f"step {step}: {why}" for step, why in self.texts()]
         lines += [f"step {step}: {GONE}" for step in sorted(self.gone, reverse=True)]
         text = f"no step in {self.root} can be restored:\n  " + "\n  ".join(lines) + "\n"
@@ -127,9 +133,9 @@ class Trail:
         text += f"{_KEPT} {TOUCHED}" if touched else _KEPT
         corrupt = [exc for exc in self.skipped.values() if isinstance(exc, CorruptCheckpoint)]
         if not corrupt:
-            return RestoreError(text, path=self.root)
+            raise RestoreError(text, path=self.root)
         first = corrupt[0]
-        return CorruptCheckpoint(text, path=self.root, expected=first.expected, got=first.got)
+        raise CorruptCheckpoint(text, path=self.root, expected=first.expected, got=first.got)
 
     def _none_common(self, listings: Sequence[Listing]) -> NotCommitted:
         what = "no step is" if self.asked is None else f"step {self.asked} is not"

@@ -45,7 +45,10 @@ class Failures:
             errors[0].add_note(f"Step {step} was not saved; the next call tries again.")
         # Order matters: no interrupt comes between the two, so that none is taken out and not raised.
         del self._errors[: len(errors)]
-        raise errors[0]
+        try:
+            raise errors[0]
+        finally:
+            del errors  # It would know itself, and hold the state of whoever is told.
 
 
 def _is_echo(error: BaseException) -> bool:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import CkptError, PersistError, RestoreError
@@ -188,6 +190,7 @@ class InFlight:
         error is waited for, some seconds at most.
         """
         error = _to_report(error)
+        _let_go_of_frames(error)
         if self._phase in (Phase.STAGING, Phase.PERSISTING):
             error = self.explained(error)
         self._place(error)
@@ -341,3 +344,31 @@ def _to_report(error: BaseException) -> BaseException:
     made = PersistError(f"the save was ended by {error!r}")
     made.__cause__ = error
     return made
+
+
+def _let_go_of_frames(error: BaseException) -> None:
+    """What the functions that it came through had in hand, clones and pieces, is free; their lines stay.
+
+    Whoever handles it is still at work, and not in it any more: each of them knows the save, which has the
+    error, and only the garbage collector would free such a circle.
+    """
+    seen, chain = set[int](), [error]
+    while chain:
+        one = chain.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        chain += filter(None, (one.__cause__, one.__context__))
+        came = one.__traceback__
+        while came is not None and _is_at_work(came.tb_frame):
+            came = came.tb_next
+        one.__traceback__ = came
+        traceback.clear_frames(came)
+
+
+def _is_at_work(frame: FrameType) -> bool:
+    try:
+        frame.clear()
+    except RuntimeError:
+        return True
+    return False

@@ -6,7 +6,10 @@ That comes when it likes, on the training thread, and holds up device memory and
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +20,19 @@ import pytest
 import torch
 
 import ckpt_core
-from ckpt_core import Checkpointer, Options
+from ckpt_core import (
+    BarrierError,
+    Checkpointer,
+    CorruptCheckpoint,
+    NotCommitted,
+    Options,
+    PersistError,
+    RestoreError,
+    StateMismatch,
+)
+from ckpt_core.errors import RestoreWarning
+from ckpt_core.system.files import Files
+from ckpt_core.types import step_dir_name
 
 SOON_S = 60.0
 ROUNDS = 5
@@ -25,6 +40,10 @@ STATE = {
     **{f"w{n}": torch.full((1500 + n,), float(n)) for n in range(3)},
     **{f"b{n}": torch.full((n + 5,), -float(n)) for n in range(2)},
 }
+
+
+def fresh() -> dict[str, Any]:
+    return {name: torch.zeros_like(value) for name, value in STATE.items()} | {"step": 0}
 
 
 def plain(ck: Checkpointer, step: int) -> None:
@@ -46,8 +65,7 @@ def files(ck: Checkpointer, step: int) -> None:
 
 def restored(ck: Checkpointer, step: int) -> None:
     plain(ck, step)
-    into = {name: torch.zeros_like(value) for name, value in STATE.items()} | {"step": 0}
-    assert ck.restore(into) is not None
+    assert ck.restore(fresh()) is not None
 
 
 def loaded(ck: Checkpointer, step: int) -> None:
@@ -60,6 +78,101 @@ def waited(ck: Checkpointer, step: int) -> None:
     ck.wait_staged()
     handle.committed.add_done_callback(lambda future: None)
     ck.wait()
+
+
+def refused_by_the_disk(ck: Checkpointer, step: int) -> None:
+    """What a writer and the stager had in hand."""
+    ck._engine.files.fails = True
+    handle = ck.save(step, {**STATE, "step": step})
+    assert handle.committed.exception(SOON_S) is not None
+    ck._engine.files.fails = False
+    with pytest.raises(PersistError):
+        ck.wait()
+    until_idle(ck)
+
+
+def changed_too_early(ck: Checkpointer, step: int) -> None:
+    """A barrier is missing."""
+    state = {f"w{n}": torch.ones(300_000 + n) for n in range(3)}
+    ck._engine.files.held.clear()
+    handle = ck.save(step, state)
+    for one in state.values():
+        one.zero_()
+    ck._engine.files.held.set()
+    assert isinstance(handle.committed.exception(SOON_S), BarrierError)
+    with pytest.raises(BarrierError):
+        ck.save(step + 1000, state)
+    until_idle(ck)
+
+
+def aborted(ck: Checkpointer, step: int) -> None:
+    begun = ck.begin(step, STATE)
+    begun.stage(["w0"])
+    begun.abort()
+    until_idle(ck)
+
+
+def of_another_shape(ck: Checkpointer, step: int) -> None:
+    plain(ck, step)
+    with pytest.raises(StateMismatch):
+        ck.restore({name: torch.zeros(7) for name in STATE} | {"step": 0})
+
+
+def of_no_such_step(ck: Checkpointer, step: int) -> None:
+    plain(ck, step)
+    with pytest.raises(NotCommitted):
+        ck.restore(
+            {name: torch.zeros_like(value) for name, value in STATE.items()}, step=step + 1000
+        )
+
+
+def of_a_module_that_refuses(ck: Checkpointer, step: int) -> None:
+    module = Refuses()
+    ck.save(step, {"module": module}).committed.result(SOON_S)
+    with pytest.raises(RestoreError, match="not this one"):
+        ck.restore({"module": module})
+
+
+def damaged(ck: Checkpointer, step: int) -> None:
+    plain(ck, step)
+    for shard in (ck.root / step_dir_name(step)).glob("shard-*"):
+        shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(CorruptCheckpoint):
+        ck.restore(fresh(), step=step)
+
+
+def passed_over(ck: Checkpointer, step: int) -> None:
+    """The newest is damaged, the one before is restored."""
+    plain(ck, 2 * step)
+    plain(ck, 2 * step + 1)
+    for shard in (ck.root / step_dir_name(2 * step + 1)).glob("shard-*"):
+        shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.warns(RestoreWarning):
+        found = ck.restore(fresh())
+    assert found is not None and found.step == 2 * step
+
+
+class Refuses(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(30, 50)
+
+    def load_state_dict(self, *given: Any, **named: Any) -> Any:
+        raise RuntimeError("not this one")
+
+
+class Troubled(Files):
+    """Writes that fail, or wait."""
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.held = threading.Event()
+        self.held.set()
+
+    def pwrite(self, *given: Any) -> Any:
+        if self.fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.held.wait(SOON_S)
+        return super().pwrite(*given)
 
 
 HOW: list[tuple[Callable[[Checkpointer, int], None], dict[str, Any]]] = [
@@ -75,7 +188,17 @@ HOW: list[tuple[Callable[[Checkpointer, int], None], dict[str, Any]]] = [
     (restored, {}),
     (loaded, {}),
     (waited, {}),
+    (refused_by_the_disk, {}),
+    (changed_too_early, {"mode": "host"}),
+    (aborted, {}),
+    (of_another_shape, {}),
+    (of_no_such_step, {}),
+    (of_a_module_that_refuses, {}),
+    (damaged, {}),
+    (passed_over, {}),
 ]
+TENSORS_ALONE = (refused_by_the_disk, changed_too_early, aborted)
+"""A save that has failed is a circle, of a few hundred bytes."""
 
 
 @contextlib.contextmanager
@@ -102,7 +225,7 @@ def test_nothing_of_it_waits_for_the_garbage_collector(
     tmp_path: Path, act: Callable[[Checkpointer, int], None], changes: dict[str, Any]
 ) -> None:
     options = Options(chunk_bytes=4096, staging_bytes="256KiB", eager_leaf_bytes=256, **changes)
-    with Checkpointer(tmp_path, options) as ck:
+    with Checkpointer(tmp_path, options, files=Troubled()) as ck:
         act(ck, 1)
         act(ck, 2)
         with left_to_the_collector() as left:
@@ -112,7 +235,8 @@ def test_nothing_of_it_waits_for_the_garbage_collector(
         ours = [
             type(one)
             for one in left
-            if isinstance(one, torch.Tensor) or type(one).__module__.startswith("ckpt_core")
+            if isinstance(one, torch.Tensor)
+            or (act not in TENSORS_ALONE and type(one).__module__.startswith("ckpt_core"))
         ]
         left.clear()
     # A thread that an earlier test has left behind may come to its end meanwhile, once.
