@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,17 @@ def mounted(kind: str, place: Path) -> Iterator[Path]:
         yield where
     finally:
         subprocess.run(["umount", "-l", str(where)], check=False, timeout=60)
+
+
+def fill(disk: Path) -> None:
+    """Leave no byte free in a filesystem."""
+    with open(disk / "filler", "ab", buffering=0) as file:
+        for nbytes in (1 << 20, 4096, 1):
+            with suppress(OSError):
+                while file.write(bytes(nbytes)):
+                    pass
+        with suppress(OSError):
+            os.fsync(file.fileno())
 
 
 def mount(kind: str, place: Path) -> None:

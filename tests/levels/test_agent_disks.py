@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ckpt_core import Checkpointer, Level, Options, committed_steps
+from tests.faults.mounts import fill, mounted
 
 TOP = Path(__file__).parents[2]
 _FORGET, _READ_ALL = 24, (1, 2)
@@ -93,3 +94,24 @@ def test_what_else_may_not_be_read_in_a_root_keeps_no_step_from_being_listed(
     (tmp_path / "root" / "private").chmod(0)
     told = json.loads(_as_user("-m", "ckpt_core", "ls", tmp_path / "root", "--json"))
     assert told["steps"] == told["directories"] == []
+
+
+def test_a_level_that_is_full_at_the_start_is_told_and_goes_on_once_it_is_to_keep_fewer_steps(
+    tmp_path: Path,
+) -> None:
+    def opened(disk: Path, keep_last: int) -> Checkpointer:
+        levels = [Level(disk / "far", keep_last=keep_last)]
+        return Checkpointer(tmp_path / "root", Options(timeout=60), levels=levels)
+
+    state = {"w": torch.ones(1 << 20)}
+    with mounted("tmpfs", tmp_path) as disk:
+        with opened(disk, 4) as ck:
+            for step in (1, 2, 3, 4):
+                ck.save(step, state)
+                ck.wait(level=1)
+        fill(disk)
+        with opened(disk, 1) as ck:
+            ck.save(5, state)
+            ck.wait(level=1)
+            assert ck.restore(state).step == 5
+        assert committed_steps(disk / "far")[-1] == 5

@@ -27,6 +27,7 @@ from ckpt_core.levels.errands import run_errand
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.options import scheme_of
 from ckpt_core.store import mount_of
+from tests.faults.mounts import fill, mounted
 from tests.levels.servers.faulty import FaultServer, always, in_environment
 from tests.levels.servers.moto import needs_store
 
@@ -94,6 +95,21 @@ def test_the_first_claim_begins_a_run_and_the_next_one_of_it_counts_on(url: str)
     second = claimed(url, run=first["run"], fresh=False)
     assert (second["run"], second["session"]) == (first["run"], 2)
     assert word(url)["session"] == 2
+
+
+def test_a_level_that_is_full_to_the_last_byte_is_a_warning_where_the_root_has_a_run(
+    tmp_path: Path,
+) -> None:
+    with mounted("tmpfs", tmp_path) as disk:
+        level = str(disk / "far")
+        run = claimed(level)["run"]
+        fill(disk)
+        answer = claimed(level, run=run, fresh=False)
+        assert answer["run"] == run
+        assert "No space left" in answer["warnings"][0]
+        # Whoever has none cannot say at the level that it goes on from there.
+        with pytest.raises(RestoreError, match="No space left"):
+            claimed(level)
 
 
 def test_all_levels_get_one_run_and_a_session_above_all_of_theirs(url: str, tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def check_place(root: Path, *, url: str, files: Files) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(above))
     except OSError as exc:
         text = f"{url}: cannot write in {above}: {exc.strerror or exc}. {advice(exc)}"
-        if exc.errno in (*HOPELESS, errno.ENOSPC, errno.EDQUOT):
+        if exc.errno in HOPELESS:
             raise ConfigError(text) from exc
         raise Away(text) from exc
 
