@@ -180,6 +180,15 @@ class Files:
         """A descriptor for a new file; FileExistsError if the name is taken."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _direct(direct), 0o644)
 
+    def create_unnamed(self, folder: Path) -> int:
+        """A descriptor for a new file in a directory, without a name: it goes if it never gets one."""
+        return os.open(folder, os.O_RDWR | os.O_TMPFILE | _BASE_FLAGS, 0o644)
+
+    def name(self, fd: int, path: Path) -> None:
+        """Give a file of `create_unnamed` its name; FileExistsError if that is taken."""
+        # Only with a descriptor does Python ask for the link to be followed; the path says where it is.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)
+
     def open_write(self, path: Path, *, direct: bool = False) -> int:
         """A descriptor for an existing file, whose bytes and blocks stay as they are."""
         _check_kind(path)

@@ -16,11 +16,23 @@ import torch
 
 from ckpt_core import Checkpointer, Level, bring_directory, load
 from ckpt_core.errors import CkptError, ConfigError, RestoreError
-from ckpt_core.levels import Address, Away, Copy, Far, open_far, pull, push, read_keys, read_status
+from ckpt_core.levels import (
+    Address,
+    Away,
+    Copy,
+    Far,
+    open_far,
+    pull,
+    push,
+    read_keys,
+    read_status,
+    write_plan,
+)
 from ckpt_core.levels import PeerServer as Serving
 from ckpt_core.store import committed_steps, opened_by_hand, step_path
 from ckpt_core.system.files import Files
 from ckpt_core.types import step_dir_name
+from tests.faults.mounts import fill, mounted
 from tests.levels.agents import Agents, plan_of, until
 from tests.levels.making import make_store, save
 from tests.levels.servers.before_peer import BeforePeer
@@ -165,6 +177,29 @@ def test_a_full_disk_of_a_peer_is_a_problem_that_may_pass(peer: PeerServer, tmp_
         fault.armed = False
         far.put(COPY, "shard", iter([memoryview(bytes(10))]), 10)
         assert far.files(COPY) == {"shard": 10}
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_a_peer_that_is_full_to_the_last_byte_goes_on_once_it_is_to_keep_fewer_steps(
+    root: Path, tmp_path: Path, agents: Agents, kind: str
+) -> None:
+    with mounted(kind, tmp_path) as disk, PeerServer(disk) as server:
+        agents.environ = server.environ()
+        store = make_store(root)
+        for step in (1, 2, 3):
+            save(store, step, nbytes=3 << 20)
+        process = agents.start(root, plan_of(Level(server.url(), keep_last=3, backlog=100)))
+        with in_environment(server.environ()), open_far(server.url()) as far:
+            until(lambda: set(far.steps()) == {1, 2, 3})
+            fill(disk)
+            store.pin(2)  # which needs room there, too
+            save(store, 4, nbytes=2 << 20)
+            until(lambda: (found := read_status(root)) and "full" in found.levels[0].problem)
+            write_plan(root, plan_of(Level(server.url(), keep_last=1)))
+            until(lambda: set(far.steps()) == {2, 4})
+            assert look_at(far) == {2: 0, 4: 0} and far.pins() == {2}
+        store.close()
+        assert agents.ended(process, root).levels[0].problem == ""
 
 
 def test_a_token_that_is_named_from_where_the_job_began_is_found_wherever_it_has_gone_since(

@@ -154,7 +154,6 @@ class Carrier:
             self._damaged.clear()
             self._refused.clear()
         far = self._opened()
-        self._pins.pin(far, self._there)
         found = self._here()
         lesser = self._sources.lesser(self._there, far)
         self._damaged &= found.items()
@@ -183,7 +182,8 @@ class Carrier:
             if self._make_room(far, level, agreed, ahead):
                 return True
         except Away:
-            self._forward(far, level, copies)  # what lets nothing go may take steps all the same
+            with suppress(Away):
+                self._forward(far, level, copies)  # what lets nothing go may take steps all the same
             raise
         moved = self._forward(far, level, copies)
         if not moved and not copies:
@@ -251,7 +251,8 @@ class Carrier:
     # -- sending -----------------------------------------------------------------------------------
 
     def _forward(self, far: Far, level: Level, copies: list[Copy]) -> bool:
-        """Send what comes first; whether there may be more to do."""
+        """Pin and send what comes first; whether there may be more to do."""
+        self._pins.pin(far, self._there)
         moved = False
         unsent = [one for one in copies if self._waiting.get(one.step) != one.attempt]
         if unsent:

@@ -130,7 +130,7 @@ class Desk:
     def _put(self, request: Request, key: str, connection: Connection) -> Answer:
         over = _condition(request)
         self._tree.check_key(key)
-        path, fd = self._tree.begin()
+        path, fd = self._tree.begin_over(request.nbytes) if over.match else self._tree.begin()
         try:
             try:
                 self._receive(request, connection, fd, 0)

@@ -7,6 +7,8 @@ Order matters: bytes are durable before their name is, and both before anybody i
 The lock of the directory keeps other servers out, and one lock of ours makes a condition and the rename that
 rests on it one act; so conditions hold also on filesystems without links. What a kill leaves has no name, and
 is deleted by the next server.
+A step goes by a mark in its manifest's place, which needs room before it gives any: for a disk that is
+full to the last byte one small file is kept in hand, without a name, where the filesystem can (O_TMPFILE).
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ INCOMING = ".incoming"
 
 MOST_HASHED_BYTES = 1 << 20
 """Words and manifests are told apart by their bytes; larger ones by when and where they were written."""
+
+_SPARE_BYTES = 4096
+"""Room for a mark, a lease or a word."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_KEY = (errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ELOOP, errno.EINVAL)
@@ -87,18 +92,22 @@ class Tree:
         self._files = files
         self._names = threading.Lock()
         self._shown: tuple[str, Path] | None = None
+        self._spare: list[int] = []
         self._lock = RootLock(self.folder, files=files)
         self._lock.acquire()
         try:
             # Nobody was told that any of it is here.
             remove_tree(files, self.folder / INCOMING)
             ensure_dir(files, self.folder / INCOMING)
+            self._keep_spare()
         except BaseException:
             self._lock.release()
             raise
 
     def close(self) -> None:
         """Let others have the directory. Idempotent."""
+        while (fd := self._taken_spare()) is not None:
+            self._files.close(fd)
         with contextlib.suppress(OSError):
             if self._lock.held():
                 remove_tree(self._files, self.folder / INCOMING)
@@ -122,6 +131,29 @@ class Tree:
         path = self.folder / INCOMING / secrets.token_hex(8)
         with refused():
             return path, self._files.create(path)
+
+    def begin_over(self, nbytes: int) -> tuple[Path, int]:
+        """As `begin`, of what takes an object's place: a few bytes find room also where the disk is full."""
+        if nbytes > _SPARE_BYTES:
+            return self.begin()
+        self._keep_spare()
+        path = self.folder / INCOMING / secrets.token_hex(8)
+        try:
+            with refused():
+                self._files.write_new(path, bytes(nbytes))
+                return path, self._files.open_write(path)
+        except Refusal as refusal:
+            self.discard(path)
+            if refusal.status != 507 or (fd := self._taken_spare()) is None:
+                raise
+        try:
+            with refused():
+                self._files.name(fd, path)
+                self._files.truncate(fd, nbytes)
+            return path, fd
+        except BaseException:
+            self._files.close(fd)
+            raise
 
     def write(self, fd: int, data: memoryview, offset: int) -> None:
         """Write some of it. Raises Refusal."""
@@ -151,6 +183,7 @@ class Tree:
             self._make_folders(target)
             # Commit point: from here on the object is there.
             self._files.rename(path, target)
+            self._keep_spare()
             fd = self._files.open_read(target)
         try:
             with refused():
@@ -185,6 +218,7 @@ class Tree:
                     if stat.S_ISREG(os.lstat(target).st_mode):
                         self._files.unlink(target)
                         changed.add(self._remove_empty(target.parent))
+            self._keep_spare()
             for folder in changed:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.sync_dir(folder)
@@ -281,6 +315,25 @@ class Tree:
             with contextlib.suppress(FileNotFoundError):
                 self._files.sync_dir(folder)
             folder = folder.parent
+
+    def _taken_spare(self) -> int | None:
+        with contextlib.suppress(IndexError):
+            return self._spare.pop()
+        return None
+
+    def _keep_spare(self) -> None:
+        """Where there is no room for it now, what goes next gives some."""
+        if self._spare:
+            return
+        with contextlib.suppress(OSError):
+            fd = self._files.create_unnamed(self.folder / INCOMING)
+            try:
+                # What is overwritten later needs no room then.
+                self._files.pwrite(fd, bytes(_SPARE_BYTES), 0)
+                self._spare.append(fd)
+            except BaseException:
+                self._files.close(fd)
+                raise
 
     def _remove_empty(self, folder: Path) -> Path:
         """The first folder above that stays."""

@@ -15,6 +15,7 @@ from ckpt_core.errors import RootBusy
 from ckpt_core.levels.serving.tree import Condition, Row, Tree
 from ckpt_core.levels.serving.wire import Refusal
 from ckpt_core.system.files import Files
+from tests.faults.mounts import fill, mounted
 from tests.levels.serving.asking import ask, files_below, put, served
 from tests.store.harness import Fault, QuickFiles, interrupted
 
@@ -248,6 +249,22 @@ def test_a_full_disk_is_507_and_leaves_nothing(tmp_path: Path, operation: str, c
         assert files_below(tmp_path / "kept") == {}
         fault.armed = False
         assert put(server, "run/x", b"bytes").status == 200
+
+
+def test_a_few_bytes_take_an_objects_place_also_on_a_disk_that_is_full_to_the_last_byte(
+    tmp_path: Path,
+) -> None:
+    with mounted("tmpfs", tmp_path) as disk, served(disk / "kept") as server:
+        tags = [put(server, f"run/{name}", b"manifest").headers["etag"] for name in "ab"]
+        fill(disk)
+        for data, status in ((b"y" * 5000, 507), (b"mark", 200)):
+            assert put(server, "run/a", data, if_match=tags[0]).status == status
+        assert put(server, "run/c", b"new").status == 507, (
+            "what it gave is in hand for the next one"
+        )
+        assert put(server, "run/b", b"mark", if_match='"other"').status == 412
+        assert put(server, "run/b", b"mark", if_match=tags[1]).status == 200
+        assert files_below(disk / "kept") == {"run/a": b"mark", "run/b": b"mark"}
 
 
 def test_another_error_of_the_disk_is_500_and_said_once(
