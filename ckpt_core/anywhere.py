@@ -6,11 +6,12 @@ A directory goes straight to `ckpt_core.restore` and `ckpt_core.store`; nothing 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core import restore, store
-from ckpt_core.errors import ConfigError
+from ckpt_core.errors import ConfigError, NotCommitted
 from ckpt_core.options import Level, check_no_null, scheme_of
 from ckpt_core.types import check_step
 from ckpt_core.units import parse_count
@@ -18,10 +19,13 @@ from ckpt_core.units import parse_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ckpt_core.levels import Look
     from ckpt_core.system.files import Files
 
 Place = str | os.PathLike[str]
 """A directory; or, as text, "s3://bucket/prefix" or the like."""
+
+_MOST_TRIES = 5
 
 
 def load(
@@ -70,9 +74,22 @@ def load(
         return restore.load(local(path), files=files, **how)
     from ckpt_core.levels import look_at
 
-    with look_at(url) as look:
-        step = look.ready(store.resolve(look.path))
-        return restore.load(step, files=look.files, **how)
+    for _ in range(_MOST_TRIES):
+        is_root = False
+        try:
+            with look_at(url) as look:
+                step = store.resolve(look.path)
+                is_root = step != look.path
+                return restore.load(look.ready(step), files=look.files, **how)
+        except restore.Retired:
+            if not is_root:
+                raise
+        # It is retired only when there is a newer one, which a new look shows.
+    raise NotCommitted(
+        f"{url}: steps are retired faster than they can be read: keep more of them (keep_last), or pin one "
+        "and load that",
+        path=url,
+    )
 
 
 def verify(
@@ -117,9 +134,20 @@ def verify(
     from ckpt_core.levels import look_at
 
     with look_at(url) as look:
-        look.everything()
-        report = restore.verify(look.path, files=look.files, **how)
-        look.check()
+        path = store.resolve(look.path)
+        if path == look.path:
+            return _verify_far(look, path, **how)
+        look.outline()
+        found: list[restore.StepReport] = []
+        for step in store.committed_steps(look.path):
+            with suppress(restore.Retired):
+                found += _verify_far(look, store.step_path(look.path, step), **how).steps
+    return restore.Report(look.path, tuple(found))
+
+
+def _verify_far(look: Look, path: Path, **how: Any) -> restore.Report:
+    report = restore.verify(look.ready(path), files=look.files, **how)
+    look.check(None if report.ok else path)
     return report
 
 

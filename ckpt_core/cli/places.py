@@ -33,9 +33,6 @@ class Here:
     def directories(self) -> None:
         """Nothing."""
 
-    def everything(self) -> None:
-        """Nothing."""
-
     def pins(self) -> None:
         """Nothing."""
 
@@ -43,7 +40,7 @@ class Here:
         """The same path."""
         return target
 
-    def check(self) -> None:
+    def check(self, doubted: Path | None = None) -> None:
         """Nothing."""
 
 

@@ -52,14 +52,15 @@ def verify_path(request: VerifyRequest) -> bool:
             try:
                 step = there.ready(path)
                 told = partial(show, label)
-                reports += verify(step, progress=told, files=there.files, known=known).steps
+                found = verify(step, progress=told, files=there.files, known=known)
+                there.check(None if found.ok else step)
+                reports += found.steps
             except NotCommitted:
                 if not is_root:
                     raise
                 # The writer goes on: a step that is gone was not damaged.
                 retired.append(parse_step_dir(path.name))
                 note(f"{path.name} was retired meanwhile: left out")
-        there.check()
     ok, same = all(report.ok for report in reports), SameFiles()
     if request.json:
         steps = [_json(report, same) for report in reports]

@@ -17,6 +17,7 @@ import torch
 
 import ckpt_core
 from ckpt_core import Checkpointer, ConfigError, NotCommitted, Options, RestoreError, restore, store
+from ckpt_core.cli import main
 from ckpt_core.levels import look_at
 from ckpt_core.restore import LeafReader, Retired, read_manifests
 from tests.levels.memory_far import MemoryFar
@@ -42,8 +43,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def far(root: Path) -> MemoryFar:
-    return MemoryFar(root)
+def far(root: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryFar:
+    """What its URL leads to as well."""
+    far = MemoryFar(root)
+    monkeypatch.setattr("ckpt_core.levels.far.reading.open_far", lambda url: far)
+    return far
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +67,7 @@ def _load(far: MemoryFar, url: str = MemoryFar.url) -> Any:
 
 
 def _verify(far: MemoryFar) -> restore.Report:
-    with look_at(far.url, far=far) as look:
-        look.everything()
-        report = restore.verify(look.path, files=look.files)
-        look.check()
-        return report
+    return ckpt_core.verify(far.url)
 
 
 def test_the_newest_step_is_loaded_and_each_byte_is_fetched_once(far: MemoryFar) -> None:
@@ -158,6 +158,57 @@ def test_a_step_that_goes_while_it_is_read_is_told_as_such(far: MemoryFar, how: 
         _load(far)
 
 
+def _away(far: MemoryFar, step: int, before: str) -> None:
+    """Retire a step before a range of its shard is read, or before its files are listed."""
+    real, name = getattr(far, before), f"step-{step:012d}"
+
+    def once(copy: Any, *more: Any) -> Any:
+        if copy.step != step or (before == "read_into" and more[0] != SHARD):
+            return real(copy, *more)
+        far.targets.pop(name, None)
+        return {} if before == "files" else real(copy, *more)
+
+    setattr(far, before, once)
+
+
+@pytest.mark.parametrize("before", ["files", "read_into"])
+def test_load_of_a_root_goes_on_to_the_newest_step_where_its_own_is_retired(
+    far: MemoryFar, before: str
+) -> None:
+    _away(far, 30, before)
+    assert ckpt_core.load(far.url)["lr"] == 0.5
+    assert "step-000000000030" not in far.targets
+
+
+@pytest.mark.parametrize("before", ["files", "read_into"])
+def test_load_of_a_step_that_is_retired_says_so(far: MemoryFar, before: str) -> None:
+    _away(far, 30, before)
+    with pytest.raises(Retired, match=r"s3://bucket/run/step-000000000030 was retired or replaced"):
+        ckpt_core.load(f"{far.url}/step-000000000030")
+
+
+@pytest.mark.parametrize("before", ["files", "read_into"])
+def test_verify_of_a_root_leaves_out_what_is_retired_and_reads_all_else(
+    far: MemoryFar, before: str
+) -> None:
+    held = far.targets["step-000000000030"]
+    held[SHARD] = held[SHARD][:-1] + b"\xff"
+    _away(far, 20, before)
+    assert [(step.step, step.ok) for step in _verify(far).steps] == [(10, True), (30, False)]
+
+
+def test_the_command_leaves_out_what_is_retired_too(
+    far: MemoryFar, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _away(far, 20, "read_into")
+    monkeypatch.setattr(sys, "argv", ["ckpt-core", "verify", far.url, "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = json.loads(capsys.readouterr().out)
+    assert not ended.value.code and told["retired"] == [20]
+    assert [step["step"] for step in told["steps"]] == [10, 30]
+
+
 def test_a_list_of_many_steps_reads_no_ranges(far: MemoryFar) -> None:
     for step in range(100, 150):
         far.targets[f"step-{step:012d}"] = far.targets["step-000000000010"]
@@ -195,7 +246,8 @@ def test_names_that_lead_out_of_the_step_make_no_file(far: MemoryFar, tmp_path: 
     held = far.targets["step-000000000030"]
     held |= {"../../../../outside": b"x", "/outside": b"x", "../step-000000000099/a": b"x"}
     with look_at(far.url, far=far) as look:
-        look.everything()
+        for step in list(look.path.iterdir()):
+            look.ready(step)
         names = {path.name for path in Path(os.fspath(look.path)).rglob("*")}
     assert "outside" not in " ".join(names)
     assert "step-000000000099" not in names
@@ -203,7 +255,8 @@ def test_names_that_lead_out_of_the_step_make_no_file(far: MemoryFar, tmp_path: 
 
 def test_what_was_read_of_one_file_is_not_given_for_another(far: MemoryFar, root: Path) -> None:
     with look_at(far.url, far=far) as look:
-        look.everything()
+        for step in list(look.path.iterdir()):
+            look.ready(step)
         for _ in range(2):
             for step in STEPS:
                 path = look.path / f"step-{step:012d}" / SHARD

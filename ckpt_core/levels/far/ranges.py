@@ -50,12 +50,15 @@ class FarFiles(Files):
     Attributes:
         away: why reading ended, once a range could not be fetched: all that is read after it fails at once,
             so that whoever reads on in spite of errors does not wait for each anew.
+        away_at: the target whose range that was.
     """
 
     best_read_bytes = _PART_BYTES
 
     def __init__(self, far: Far) -> None:
         self.away: Away | None = None
+        self.away_at: str | None = None
+        self._gone: set[str] = set()
         self._far = far
         self._origins: dict[str, Origin] = {}
         self._open: dict[int, Origin] = {}
@@ -71,6 +74,11 @@ class FarFiles(Files):
     def forget(self, path: Path) -> None:
         """The file has its bytes now."""
         self._origins.pop(str(path.__fspath__()), None)
+
+    def leave_out(self, target: str) -> None:
+        """It was that target which has gone, not the level: others are read on."""
+        self._gone.add(target)
+        self.away = self.away_at = None
 
     def end(self) -> None:
         """Let the threads go."""
@@ -126,14 +134,18 @@ class FarFiles(Files):
     # -- inside ----------------------------------------------------------------------------------
 
     def _fetch(self, origin: Origin, into: memoryview, offset: int) -> None:
-        if self.away is None:
+        away, target = self.away, origin.copy.target
+        if away is None and target not in self._gone:
             try:
                 self._far.read_into(origin.copy, origin.name, into, offset)
                 return
             except Away as exc:
-                self.away = exc
+                away = exc
+                # One of several requests for what has gone may end behind `leave_out`.
+                if target not in self._gone:
+                    self.away, self.away_at = exc, target
         # The readers know what to do with an OSError; `look_at` tells the user of `away`.
-        raise OSError(errno.EIO, str(self.away)) from self.away
+        raise OSError(errno.EIO, str(away or f"{target} has gone")) from away
 
     def _piece(self, fd: int, origin: Origin, offset: int, nbytes: int) -> memoryview:
         """The bytes of a small read, or the first of them."""

@@ -19,7 +19,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PosixPath
 from typing import NoReturn
 
-from ckpt_core.errors import CkptError, ConfigError, NotCommitted, RestoreError
+from ckpt_core.errors import (
+    CkptError,
+    ConfigError,
+    CorruptCheckpoint,
+    NotCommitted,
+    RestoreError,
+)
 from ckpt_core.layout import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -95,12 +101,6 @@ class Look:
             _all(fetch, [entry.file for entry in ranks])
         return target
 
-    def everything(self) -> None:
-        """Have all manifests of what is looked at here; a step that has gone loses its name."""
-        self.outline()
-        for target in sorted(self.root.iterdir()):
-            self.ready(target)
-
     def directories(self) -> None:
         """Give the directories of files of a root their names, too."""
         for name in self.far.directories() if self.path == self.root else ():
@@ -113,19 +113,30 @@ class Look:
         for step in self.far.pins():
             (self.root / ".pins" / f"{step:012d}").touch()
 
-    def check(self) -> None:
+    def check(self, doubted: Path | None = None) -> None:
         """Be sure that nothing that was read was wrong only because the level could not be read.
 
+        Args:
+            doubted: a step with which something was wrong, whatever that was.
+
         Raises:
-            Retired: what was read has gone from the level meanwhile, or was replaced.
+            Retired: what was read has gone from the level meanwhile, or was replaced. Others are read on.
             RestoreError: the level could not be read.
         """
-        if self.files.away is None:
-            return
-        for name in self._known:
-            if self.far.manifest(name) != (self.root / name / MANIFEST_NAME).read_bytes():
-                raise Retired(self.root / name)
-        raise self.files.away
+        name = self.files.away_at if doubted is None else doubted.name
+        if (
+            name in self._known
+            and self.far.manifest(name) != (self.root / name / MANIFEST_NAME).read_bytes()
+        ):
+            self.files.leave_out(name)
+            raise Retired(self.root / name)
+        if self.files.away is not None:
+            raise self.files.away
+
+    @property
+    def known(self) -> list[str]:
+        """Names of what has its manifest here."""
+        return list(self._known)
 
     def end(self) -> None:
         """Let go of threads."""
@@ -233,6 +244,9 @@ def _tell(error: CkptError | OSError, look: Look, folder: Path) -> NoReturn:
     """Raise what is true of an error that a reader met."""
     try:
         look.check()
+        # One that went before the names of its files were listed lacks them all, which is no damage.
+        for name in look.known if isinstance(error, CorruptCheckpoint) else ():
+            look.check(look.root / name)
     except Away as away:
         raise RestoreError(f"{str(away).rstrip('.')}. {_SAFE}") from error
     if isinstance(error, Away):
