@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core.errors import ConfigError, RootBusy
-from ckpt_core.store import RootLock, pinned_steps, unpinned_marks
+from ckpt_core.store import RootLock, pinned_steps, pins_told, unpinned_marks
 from ckpt_core.types import step_dir_name
 
 if TYPE_CHECKING:
@@ -86,13 +86,14 @@ def steps_after(root: Path, after: int, *, look_only: bool) -> Iterator[list[Far
 
         if not look_only:
             _lock_out_agent(stack, root / LEVELS, root)
+        mine = pins_told(root) or frozenset() if look_only else pinned_steps(root)
         found = []
         for number, level in enumerate(plan.levels, 1):
             if level.parity is not None:
                 continue  # without the steps of the roots it is of no use, and agents take it away
             far = stack.enter_context(open_far(level.url))
             steps = tuple(sorted(step for step in far.steps() if step > after))
-            pins, unpinned = far.pins(), {*unpinned_marks(root).values()} - pinned_steps(root)
+            pins, unpinned = far.pins(), {*unpinned_marks(root).values()} - mine
             for step in () if look_only else sorted(pins & unpinned):
                 far.pin(step, False)  # as the agent would, if there were one
             pinned = sorted(pins.intersection(steps) - unpinned)

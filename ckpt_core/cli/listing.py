@@ -26,10 +26,10 @@ from ckpt_core.store import (
     CORRUPT,
     INFLIGHT,
     SLOTS,
-    StepStore,
     committed_steps,
     is_real_dir,
     listing,
+    pins_told,
     roots_in,
     step_path,
     writer_of,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _Row = TypeVar("_Row")
 _MOST_TRIES = 5
+PINS_NOT_KNOWN = "which steps are pinned is not known: this user may not read .pins"
 _ELSEWHERE = "at levels alone"
 _WRONG = ("corrupt", "unreadable")
 _COMMITTED = ("committed", "unreadable")
@@ -52,7 +53,8 @@ _COMMITTED = ("committed", "unreadable")
 class StepRow:
     """A committed step; what its manifest says is None when that cannot be read, see `problem`.
 
-    A size is None where this user may not look at all files, here and below.
+    A size is None where this user may not look at all files, here and below; `pinned` where it may not read
+    the pins.
     `ranks` saved it together; the files of `ranks_here` are in this root. `score` is what it is kept for.
     `added_bytes` are those of files that no older step has as well.
     """
@@ -61,7 +63,7 @@ class StepRow:
     path: str
     file_bytes: int | None
     newest: bool
-    pinned: bool
+    pinned: bool | None
     attempt: str | None = None
     created_unix_s: float | None = None
     state_bytes: int | None = None
@@ -109,7 +111,7 @@ class Listing:
     in_flight: tuple[OtherRow, ...]
     corrupt: tuple[OtherRow, ...]
     slots: dict[str, int]
-    pinned_only: tuple[int, ...]
+    pinned_only: tuple[int, ...] | None
     file_bytes: int
     further: Further | None
     roots_below: dict[str, int] = field(default_factory=dict)
@@ -153,11 +155,10 @@ def survey(root: Path) -> Listing:
     if not root.exists():
         raise NotCommitted(f"{root}: there is no such directory", path=root)
     steps = committed_steps(root)
-    store = StepStore(root, files=Files(), keep_last=None, keep_every=None, spare_slots=0)
-    pinned = store.pinned()
+    pinned = pins_told(root)
     found = [_step_row(root, step, newest=step == steps[-1], pins=pinned) for step in steps]
     # What is kept for its metric is pinned, so a root without pins costs nothing here.
-    kept = scores(step_path(root, steps[-1])) if steps and pinned else {}
+    kept = scores(step_path(root, steps[-1])) if steps and pinned != frozenset() else {}
     there = [row for row in found if row is not None]
     named = _directories(root)
     folders = [*(step_path(root, row.step) for row in there), *(root / row.name for row in named)]
@@ -177,19 +178,22 @@ def survey(root: Path) -> Listing:
         in_flight=in_flight,
         corrupt=corrupt,
         slots={"files": len(slots), "file_bytes": sum(slots)},
-        pinned_only=tuple(sorted(pinned - set(committed_steps(root)))),
+        pinned_only=None if pinned is None else tuple(sorted(pinned - set(committed_steps(root)))),
         file_bytes=total,
         further=further_levels(root),
         roots_below={} if steps else {str(path): new for path, new in roots_in(root).items()},
     )
 
 
-def _step_row(root: Path, step: int, *, newest: bool, pins: frozenset[int]) -> StepRow | None:
+def _step_row(
+    root: Path, step: int, *, newest: bool, pins: frozenset[int] | None
+) -> StepRow | None:
     """What is said of a step; None if a writer has retired it meanwhile."""
     path = step_path(root, step)
 
     def look() -> StepRow:
-        row = StepRow(step, str(path), bytes_below(path), newest=newest, pinned=step in pins)
+        pinned = None if pins is None else step in pins
+        row = StepRow(step, str(path), bytes_below(path), newest=newest, pinned=pinned)
         return _with_manifest(row, path)
 
     return _steadily(path, look)
@@ -384,6 +388,8 @@ def _summary(found: Listing) -> str:
         text += f"; {slots} ({size_text(found.slots['file_bytes'])}) for the next saves"
     if found.pinned_only:
         text += f"; pinned and not there: {', '.join(map(str, found.pinned_only))}"
+    if found.pinned_only is None:
+        text += f"; {PINS_NOT_KNOWN}"
     if found.writer is not None:
         host = found.writer.get("host", "another host")
         text += f"; open for writing by pid {found.writer['pid'] or 'unknown'} on {host}"

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 
 from ckpt_core.anywhere import local, url_of
 from ckpt_core.cli.at_levels import FarSteps, plan_of, retire, steps_after, steps_held
+from ckpt_core.cli.listing import PINS_NOT_KNOWN
 from ckpt_core.cli.places import check_directory, directory_of
 from ckpt_core.cli.text import note, say, say_json
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
 from ckpt_core.store import (
+    check_pins,
     committed_steps,
     opened_by_hand,
+    pins_told,
     resolve,
     step_path,
     store_by_hand,
@@ -39,8 +42,8 @@ def remove_steps(request: RemoveRequest) -> bool:
     With `--after`, also at the further levels: a restart would go on from what is there.
 
     Raises:
-        ConfigError: it is not clear which, a step is pinned, nobody said yes, or there are directories of
-            files and no steps.
+        ConfigError: it is not clear which, a step is pinned, this user may not read the pins, nobody said
+            yes, or there are directories of files and no steps.
         NotCommitted: there is no such step or root.
         RootBusy: somebody else writes to the root, or its agent is at work.
         PersistError: a step could not be removed durably.
@@ -53,10 +56,12 @@ def remove_steps(request: RemoveRequest) -> bool:
     with ExitStack() as stack:
         store = store_by_hand(root, files=Files())
         if not request.dry_run:
+            check_pins(root)
             # Order matters: opened before anything is chosen. What a removal that was cut short has left
             # aside is a step again then; and with the lock held no writer changes what is asked about.
             store = stack.enter_context(opened_by_hand(root, files=Files()))
-        pinned, held = store.pinned(), steps_held(root)
+        pins, held = pins_told(root), steps_held(root)
+        pinned = pins or frozenset()
         doom = _chosen(request, root, pinned, held)
         doom = stack.enter_context(_with_levels(request, root, doom))
         done = bool(doom.steps or doom.far_steps) and not request.dry_run
@@ -64,6 +69,8 @@ def remove_steps(request: RemoveRequest) -> bool:
             _confirm(request, doom)
             _remove(store, doom)
     _tell(request, root, doom, done=done)
+    if pins is None:
+        note(f"{PINS_NOT_KNOWN}; pinned steps would stay")
     if request.keep_last is not None and not request.json:
         _tell_kept(root, pinned, held)
     return True
@@ -152,7 +159,8 @@ def set_pin(request: PinRequest, *, pinned: bool) -> bool:
     """Pin or unpin a step, durably; always a success. Needs no lock: any process may.
 
     Raises:
-        ConfigError: the root is one step, or what another node shows of its own.
+        ConfigError: the root is one step, or what another node shows of its own; this user may not read
+            the pins.
         NotCommitted: there is no such root, or no such step to pin.
         PersistError: it could not be made durable.
         Away: a root in an object store cannot be reached.
@@ -181,6 +189,7 @@ def _levels_hear(root: Path, step: int) -> bool:
 def _set_pin_here(root: Path, step: int, *, pinned: bool) -> bool:
     """Whether it was otherwise before."""
     _check_root(root)
+    check_pins(root)
     if pinned:
         resolve(step_path(root, step))
     store = store_by_hand(root, files=Files())

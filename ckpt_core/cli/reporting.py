@@ -11,7 +11,15 @@ from statistics import median
 
 from ckpt_core.anywhere import local, url_of
 from ckpt_core.cli.exported import check_outside
-from ckpt_core.cli.listing import Listing, StepRow, size_cell, state_texts, survey_of, total_text
+from ckpt_core.cli.listing import (
+    PINS_NOT_KNOWN,
+    Listing,
+    StepRow,
+    size_cell,
+    state_texts,
+    survey_of,
+    total_text,
+)
 from ckpt_core.cli.listing_levels import told
 from ckpt_core.cli.requests import ReportRequest
 from ckpt_core.cli.text import note
@@ -85,6 +93,7 @@ def _of_root(found: Listing) -> str:
         headings = (*headings[:-1], heading, headings[-1])
         rows = [(*cells[:-1], one, cells[-1]) for cells, one in zip(rows, column, strict=True)]
     notes = [] if found.further is None else told(found.further)
+    notes += [PINS_NOT_KNOWN] if found.pinned_only is None else []
     about = f"{found.root}, as of {_moment(time.time())}; {_LACKS}"
     return plain_page(
         _title(Path(found.root).name or found.root),

@@ -138,7 +138,11 @@ class Watcher:
 
 
 def _text(place: str, exc: CkptError | OSError) -> str:
-    text = str(exc) if isinstance(exc, CkptError) else f"{place}: {exc.strerror or exc}"
+    text = (
+        str(exc)
+        if isinstance(exc, CkptError)
+        else f"{exc.filename or place}: {exc.strerror or exc}"
+    )
     return " ".join(text.split())
 
 

@@ -45,7 +45,13 @@ from ckpt_core.store.names import (
     resolve,
     step_path,
 )
-from ckpt_core.store.pins import forget_marks, pinned_steps, unpinned_marks
+from ckpt_core.store.pins import (
+    check_pins,
+    forget_marks,
+    pinned_steps,
+    pins_told,
+    unpinned_marks,
+)
 from ckpt_core.store.publish import Attempt, place, sync_names
 from ckpt_core.store.repair import bring_back, give_up_replaced
 from ckpt_core.store.retention import choose_retired
@@ -73,6 +79,7 @@ __all__ = [
     "StepStore",
     "bring_back",
     "check_layout",
+    "check_pins",
     "choose_retired",
     "committed_steps",
     "device_of",
@@ -92,6 +99,7 @@ __all__ = [
     "newest_unix_s",
     "opened_by_hand",
     "pinned_steps",
+    "pins_told",
     "place",
     "remove_tree",
     "resolve",

@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from ckpt_core.errors import ConfigError
 from ckpt_core.layout import RUN_NAME
 from ckpt_core.store.names import PINS, UNPINNED, entries, is_real_dir
 from ckpt_core.store.trees import ensure_dir
@@ -26,6 +27,27 @@ def pinned_steps(root: Path) -> frozenset[int]:
     """The pinned steps of a root, committed or not. Read only, no lock."""
     steps = (_pinned(entry.name) for entry in entries(root / PINS))
     return frozenset(step for step in steps if step is not None)
+
+
+def pins_told(root: Path) -> frozenset[int] | None:
+    """The same, for who only tells of them; None: not known, since this user may not read them."""
+    try:
+        return pinned_steps(root)
+    except PermissionError:
+        return None
+
+
+def check_pins(root: Path) -> None:
+    """Called before anything is done that pins decide on.
+
+    Raises:
+        ConfigError: this user may not read them.
+    """
+    if pins_told(root) is None:
+        raise ConfigError(
+            f"{root / PINS}: this user may not read which steps are pinned. Nothing was changed. "
+            "Run it as the owner of that directory, or let this user read it"
+        )
 
 
 def add_pin(root: Path, step: int, *, files: Files) -> None:

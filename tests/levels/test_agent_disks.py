@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,22 +34,27 @@ with Checkpointer(root, Options(timeout=60), levels=[Level(level)]) as ck:
 
 def _as_user(*command: object) -> str:
     """What a process says to which the modes of files mean what they say, whoever runs the tests."""
+    done = _ended_as_user(*command)
+    assert done.returncode == 0
+    return done.stdout
+
+
+def _ended_as_user(*command: object) -> subprocess.CompletedProcess[str]:
     libc = ctypes.CDLL(None)
 
     def drop() -> None:
         for capability in _READ_ALL:
             libc.prctl(_FORGET, capability, 0, 0, 0)
 
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=TOP,
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=120,
-        check=True,
+        check=False,
         preexec_fn=drop,
     )
-    return done.stdout
 
 
 @pytest.fixture
@@ -115,3 +121,60 @@ def test_a_level_that_is_full_at_the_start_is_told_and_goes_on_once_it_is_to_kee
             ck.wait(level=1)
             assert ck.restore(state).step == 5
         assert committed_steps(disk / "far")[-1] == 5
+
+
+@pytest.fixture
+def private_pins(tmp_path: Path) -> Iterator[Path]:
+    """A root of two steps and a level; whose pins are is not known to others."""
+    root = tmp_path / "root"
+    with Checkpointer(root, Options(timeout=60), levels=[Level(tmp_path / "far")]) as ck:
+        for step in (1, 2):
+            ck.save(step, {"w": torch.ones(3)}).committed.result(60)
+        ck.pin(1)
+        ck.wait(level=1, last=True)
+    (root / ".pins").chmod(0)
+    yield root
+    (root / ".pins").chmod(0o700)
+
+
+def test_pins_that_may_not_be_read_keep_no_step_from_being_told(private_pins: Path) -> None:
+    told = json.loads(_as_user("-m", "ckpt_core", "ls", private_pins, "--json"))
+    assert [(row["step"], row["pinned"]) for row in told["steps"]] == [(1, None), (2, None)]
+    assert told["pinned_only"] is None
+    unknown = "which steps are pinned is not known"
+    assert unknown in " ".join(_as_user("-m", "ckpt_core", "ls", private_pins).split())
+    page = private_pins.parent / "page.html"
+    _as_user("-m", "ckpt_core", "report", private_pins, "--out", page)
+    assert unknown in page.read_text()
+    now = json.loads(_as_user("-m", "ckpt_core", "watch", private_pins, "--once", "--json"))
+    assert now["roots"][0]["steps"][-1]["step"] == 2 and not now["problems"]
+    done = _ended_as_user("-m", "ckpt_core", "doctor", private_pins, "--json")
+    found = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
+    assert (
+        found["newest"]["found"].startswith("step 2 of 2") and found["pins"]["level"] == "warning"
+    )
+    done = _ended_as_user("-m", "ckpt_core", "rm", private_pins, "--after", 1, "--dry-run")
+    assert done.returncode == 0 and "would remove 1 step: 2" in done.stdout
+    assert unknown in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("rm", "{root}", "--step", "2", "--yes"),
+        ("pin", "{root}", "2"),
+        ("unpin", "{root}", "2"),
+        ("push", "{root}", "2", "--to", "{root}/../other"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_what_pins_decide_on_is_refused_where_they_may_not_be_read(
+    private_pins: Path, command: tuple[str, ...]
+) -> None:
+    words = [word.format(root=private_pins) for word in command]
+    done = _ended_as_user("-m", "ckpt_core", *words)
+    assert done.returncode == 2
+    assert f"{private_pins / '.pins'}: this user may not read which steps are pinned" in done.stderr
+    assert "Nothing was changed" in done.stderr
+    assert committed_steps(private_pins) == (1, 2)
+    assert not (private_pins.parent / "other").exists()

@@ -122,6 +122,9 @@ def _aside(listing: Listing) -> Iterator[Finding]:
         size = sum_text(row.file_bytes for row in listing.in_flight)
         text = f"{count_text(len(listing.in_flight), 'save')} without a commit ({size})"
         yield note("left over", text, "the next start clears it")
+    if listing.pinned_only is None:
+        text = f"this user may not read {listing.root}/.pins: which steps are pinned is not known"
+        yield warning("pins", text, "let this user read it: its jobs could retire nothing here")
     if listing.corrupt:
         size = sum_text(row.file_bytes for row in listing.corrupt)
         text = f"{count_text(len(listing.corrupt), 'corrupt step')} moved aside by restore ({size})"

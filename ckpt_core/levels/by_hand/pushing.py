@@ -17,7 +17,7 @@ from ckpt_core.levels.far.door import Away, Copy, Far
 from ckpt_core.levels.far.opening import open_far
 from ckpt_core.levels.trainer.joining import read_run
 from ckpt_core.options import Level
-from ckpt_core.store import pinned_steps
+from ckpt_core.store import check_pins, pinned_steps
 from ckpt_core.system.files import Files
 
 PATIENCE_S = 60.0
@@ -61,7 +61,8 @@ def push(
         patience_s: how long the level may be away.
 
     Raises:
-        ConfigError: the level cannot hold steps, or has another save of it; says what to do.
+        ConfigError: the level cannot hold steps, or has another save of it, or this user may not read the
+            pins of the root; says what to do.
         RootBusy: it holds another run.
         NotCommitted: there is no such step, or it was retired meanwhile.
         CorruptCheckpoint: it is damaged here: nothing of it can be seen there.
@@ -70,6 +71,8 @@ def push(
     """
     files, root = Files(), path.parent
     with open_far(level.url, files=files) as far, OpenSave(path, files=files) as save:
+        if save.copy.directory is None:
+            check_pins(root)
         far.check()
         _check_run(far, root)
         pushing = _Pushing(far, save, level, progress, patience_s, replace=replace)
