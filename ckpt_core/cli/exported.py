@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import os
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -13,7 +15,7 @@ from typing import IO, Any
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.system.files import Files
-from ckpt_core.system.replacing import beside
+from ckpt_core.system.replacing import beside, left_beside
 from ckpt_core.types import parse_step_dir
 from ckpt_core.units import size_text
 
@@ -58,17 +60,43 @@ def unique(name: str, used: Container[str]) -> str:
 def replacing(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """A file beside `path` to write to; it gets the name `path`, durably, when the body succeeds.
 
+    What killed processes have left of such files goes first.
+
     Raises:
-        ConfigError: `path` is there and `force` is not given, it is no file, or it is in a step.
+        ConfigError: `path` is there and `force` is not given, it is no file, or it is in a step; or another
+            process begins to write it at the same moment.
         OSError: it cannot be written; names `path`.
     """
     _check_free(path, force=force)
-    with beside(path) as temporary:
+    _sweep(path)
+    # Order matters: locked until it has its name.
+    with ExitStack() as held, beside(path) as temporary:
         with io.BufferedRandom(_Named(temporary, path)) as file:
+            held.callback(os.close, lock := os.dup(file.fileno()))
+            _lock(lock, temporary, path)
             yield file
             file.flush()
             os.fsync(file.fileno())
         _check_free(path, force=force)
+
+
+def _sweep(path: Path) -> None:
+    """Take away what was left by who was killed: nobody has it locked. What cannot be locked stays."""
+    with suppress(OSError):
+        for left in left_beside(path):
+            with suppress(OSError), left.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+
+
+def _lock(fd: int, temporary: Path, path: Path) -> None:
+    busy = False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:  # any other: there are no such locks here, and nobody sweeps
+        busy = exc.errno == errno.EWOULDBLOCK
+    if busy or not temporary.exists():
+        raise ConfigError(f"{path}: another export to it begins right now: try again", path=path)
 
 
 class _Named(io.FileIO):

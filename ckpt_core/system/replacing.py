@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from ckpt_core.system.files import Files
 
 _STREAMS = (1, 2)
+_TOKEN_BYTES = 4
 
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EBUSY})
 """Of a rename over another's file in a sticky directory, such as /tmp, and over one that is a mount point."""
@@ -82,11 +84,8 @@ def beside(path: Path, take: Callable[[Path, Path], None] = os.rename) -> Iterat
     Raises:
         OSError: it cannot be made or renamed; names `path`.
     """
-    # Filesystems count bytes, not letters. Programs choose a format by the suffix.
-    start, suffix = (
-        os.fsencode(text)[:100].decode(errors="ignore") for text in (path.name, path.suffix)
-    )
-    temporary = path.with_name(f".{start}.{secrets.token_hex(4)}.tmp{suffix}")
+    start, suffix = _around(path)
+    temporary = path.with_name(f"{start}{secrets.token_hex(_TOKEN_BYTES)}{suffix}")
     try:
         yield temporary
         take(temporary, path)
@@ -97,6 +96,23 @@ def beside(path: Path, take: Callable[[Path, Path], None] = os.rename) -> Iterat
             exc.filename, exc.filename2 = str(path), None
         raise
     Files().sync_dir(Path(os.path.realpath(path.parent)))
+
+
+def left_beside(path: Path) -> list[Path]:
+    """Files that `beside` may have named for that path: being written, or left by who was killed at it."""
+    start, suffix = _around(path)
+    name = re.compile(f"{re.escape(start)}[0-9a-f]{{{2 * _TOKEN_BYTES}}}{re.escape(suffix)}")
+    with os.scandir(path.parent) as found:
+        files = [entry.name for entry in found if entry.is_file(follow_symlinks=False)]
+    return [path.with_name(one) for one in files if name.fullmatch(one)]
+
+
+def _around(path: Path) -> tuple[str, str]:
+    # Filesystems count bytes, not letters. Programs choose a format by the suffix.
+    start, suffix = (
+        os.fsencode(text)[:100].decode(errors="ignore") for text in (path.name, path.suffix)
+    )
+    return f".{start}.", f".tmp{suffix}"
 
 
 def _stays(path: Path) -> bool:

@@ -438,6 +438,37 @@ def test_a_file_that_is_there_is_replaced_only_by_force(
     assert path.stat().st_size > 1000
 
 
+_KILLED = """
+import os, sys
+from pathlib import Path
+from ckpt_core.cli.exported import replacing
+
+with replacing(Path(sys.argv[1]), force=False) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), 9)
+"""
+
+
+@BOTH
+def test_what_a_killed_export_has_left_goes_with_the_next_one_to_that_name(
+    cli: Cli, ckpts: Path, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "here" / name
+    path.parent.mkdir()
+    command = [sys.executable, "-c", _KILLED, str(path)]
+    assert subprocess.run(command, cwd=TOP, timeout=120, check=False).returncode == -9
+    (left,) = path.parent.iterdir()
+    other = left.with_name(left.name.replace("out", "other", 1))
+    other.write_bytes(b"of an export to another name")
+    with exported.replacing(path, force=True) as file:  # still at work beside the next one
+        assert not left.exists()
+        file.write(b"mine")
+        assert cli("export", ckpts, path).code == 0
+    assert path.read_bytes() == b"mine"
+    assert {*path.parent.iterdir()} == {other, path}
+
+
 def test_a_layout_that_builds_no_objects_says_so_of_trusted(
     cli: Cli, ckpts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
