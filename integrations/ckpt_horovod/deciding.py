@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from horovod.torch.mpi_ops import broadcast_async, poll, synchronize
 
 from ckpt_core import ConfigError, EveryNSteps
 from ckpt_horovod.reductions import POLL_S
+
+_log = logging.getLogger("ckpt_horovod")
 
 _NUMBERS: defaultdict[tuple[Any, str], Iterator[int]] = defaultdict(itertools.count)
 """Of the broadcasts of one name in a process set: of two optimizers, both may be under way.
@@ -58,6 +61,9 @@ class Decisions:
         policy: None says no to every iteration; so does a rank that is not in the process set.
         process_set: the ranks that save together.
         name: of the broadcasts; the same on all ranks, which first step those of one name in one order.
+
+    Attributes:
+        deferred: one that was due while gradients were accumulated is yet to be saved.
     """
 
     def __init__(self, policy: Policy | None, *, process_set: Any, name: str) -> None:
@@ -69,6 +75,7 @@ class Decisions:
         self._number: int | None = None
         self._coming: dict[int, int] = {}
         self._answers: dict[int, bool] = {}
+        self.deferred = self._told_deferred = False
 
     def ahead(self, step: int) -> None:
         """This iteration comes next: let its decision travel, if it has to. Called on every rank."""
@@ -99,7 +106,18 @@ class Decisions:
 
     def forget(self) -> None:
         """The ranks have met anew: what was asked before counts no more."""
-        self._coming, self._answers = {}, {}
+        self._coming, self._answers, self.deferred = {}, {}, False
+
+    def defer(self, step: int, *, due: bool) -> None:
+        """What is accumulated would be missing in this one, maybe `due`; called on every rank."""
+        self.deferred = due
+        if due and not self._told_deferred:
+            self._told_deferred = True
+            _log.warning(
+                "iteration %d is due, and gradients are being accumulated, which are in no checkpoint: "
+                "the iteration of the next step() is saved instead, now and later",
+                step,
+            )
 
     def went_back(self, step: int) -> None:
         """Training goes on behind this iteration; called on every rank.

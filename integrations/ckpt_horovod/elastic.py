@@ -178,7 +178,7 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
         """
         self._iterations.refuse_inside("check_host_updates()")
         # Not in `commit`, which a step that was left out is not to keep from saving.
-        if self._iterations.is_accumulating(reduced=True):
+        if self._iterations.is_accumulating({}, reduced=True):
             self._tell_put_off()
             return
         self._looks_put_off = 0
@@ -305,7 +305,8 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
     def _tell_put_off(self) -> None:
         """Warn, once, where no look is behind a step: a loop with one there puts off fewer in a row."""
         self._looks_put_off += not self._host_messages.empty()
-        if self._looks_put_off == self.optimizer.backward_passes_per_step:
+        wrapped = self.optimizer._tree.wrapped({})
+        if self._looks_put_off == max(one.backward_passes_per_step for one in wrapped):
             _log.warning(
                 "hosts have changed, and each look for that since then came between the passes of a step "
                 "(backward_passes_per_step), where it waits: call check_host_updates() or commit() "

@@ -83,8 +83,6 @@ class Iterations:
         self._layered = self._prepares = False
         self._layers: LayerSave | None = None
         self._refused: CkptError | None = None
-        # One that was due while gradients were accumulated.
-        self._deferred = self._told_deferred = False
         self._forgives: Callable[[CkptError], bool] = lambda error: False
 
     def forgive(self, which: Callable[[CkptError], bool]) -> None:
@@ -97,7 +95,7 @@ class Iterations:
         self._used_at = next(_CLOCK)
         self._decisions.forget()
         self._layers, self._refused = None, None
-        self._stepped, self._layered, self._deferred = False, False, False
+        self._stepped, self._layered = False, False
         # Danger: what this one has gone through, a worker that is new has not, and all ask the same.
         self._went_back, self._ended_by, self._stepped_at = False, None, 0
         # Layers that are enqueued in the step need memory of another form.
@@ -226,12 +224,15 @@ class Iterations:
         self.refuse_inside("commit()")
         if self._stepped:
             return self._end(parts, save=True)
-        self._refuse_accumulating(self.is_accumulating())
+        self._refuse_accumulating(self.is_accumulating(parts))
         return self._save(self.count, parts)
 
-    def is_accumulating(self, *, reduced: bool = False) -> bool:
-        """Whether a step has some of its passes on some rank, or `reduced` gradients; asked on all ranks."""
-        return self._stepper.have_gradients(reduced=reduced)
+    def is_accumulating(self, parts: Mapping[str, Any], *, reduced: bool = False) -> bool:
+        """Whether a step has some of its passes on some rank, or `reduced` gradients; asked on all ranks.
+
+        Of this optimizer, or of another one that is saved with it.
+        """
+        return self._stepper.have_gradients(self._tree.wrapped(parts), reduced=reduced)
 
     def refuse_inside(self, call: str) -> None:
         """ConfigError within `iteration()`: what leaves the block by an exception would be trained twice."""
@@ -250,7 +251,7 @@ class Iterations:
     def _end(self, parts: Mapping[str, Any], *, save: bool | None) -> SaveHandle | None:
         went_back, self._went_back = self._went_back, False
         # What holds now is the step that it went back to, unless a pass of the next was made.
-        if went_back and not self.is_accumulating():
+        if went_back and not self.is_accumulating(parts):
             return None
         step = self.count + 1
         # Asked in every case: on several ranks each question has its broadcast.
@@ -258,16 +259,17 @@ class Iterations:
         stepped, self._stepped = self._stepped, False
         self.count, self._ended_by = step, None
         try:
-            # Not by what gradients there are: a rank may have had none in this pass.
-            if self._stepper.accumulates and not stepped:
-                self._defer(due and save is not False)
-                self._refuse_accumulating(bool(save) and self.checkpointer is not None)
-                due = False
-            elif save is not False:
-                due, self._deferred = due or self._deferred, False
+            due = due or self._decisions.deferred
+            saves = self.checkpointer is not None and (due if save is None else save)
+            # Order matters: this may ask all ranks, and a step is refused on one.
+            if saves and self._is_between_passes(parts, stepped=stepped):
+                self._decisions.defer(step, due=due)
+                self._refuse_accumulating(bool(save) and self._refused is None)
+                saves = False
+            elif saves:
+                self._decisions.deferred = False
             # What was refused in the step is told here in any case, and not by a later save.
-            saves = self._refused is not None or (due if save is None else save)
-            if self.checkpointer is None or not saves:
+            if self.checkpointer is None or not (saves or self._refused is not None):
                 self._prepare(parts)
                 return None
             return self._save(step, parts)
@@ -279,23 +281,19 @@ class Iterations:
                 with suppress(HorovodInternalError):
                     self._decisions.ahead(step + 1)
 
+    def _is_between_passes(self, parts: Mapping[str, Any], *, stepped: bool) -> bool:
+        """Whether what is accumulated would be missing in a checkpoint of now; the same on every rank."""
+        # Of its own by steps alone: where the next step() ends this one, gradients of that are there.
+        if self._stepper.accumulates and not stepped:
+            return True
+        return self._stepper.have_gradients(self._tree.wrapped(parts)[1:])
+
     def _refuse_accumulating(self, saves: bool) -> None:
         if saves:
             raise ConfigError(
                 f"iteration {self.count} cannot be saved: gradients are being accumulated "
-                f"(backward_passes_per_step), and are in no checkpoint. Save after step()"
+                f"(backward_passes_per_step), and are in no checkpoint. Save after step(), of each optimizer"
             )
-
-    def _defer(self, due: bool) -> None:
-        """The same on every rank: what is accumulated would be missing in a checkpoint of now."""
-        if due and not self._told_deferred and self.checkpointer is not None:
-            self._told_deferred = True
-            _log.warning(
-                "iteration %d is due, and gradients are being accumulated, which are in no checkpoint: "
-                "the iteration of the next step() is saved instead, now and later",
-                self.count,
-            )
-        self._deferred = self._deferred or due
 
     def _prepare(self, parts: Mapping[str, Any]) -> None:
         """Once, when the optimizer has its state: the first save finds memory that is page-locked."""
@@ -387,7 +385,7 @@ class Iterations:
     def _give_up(self) -> None:
         """Let go of the iteration that is under way."""
         self._stepped, self._ended_by, self._refused = False, None, None
-        self._layered = self._deferred = False
+        self._layered = self._decisions.deferred = False
         # Before the first step it is where the loop begins, and an iteration without a step counts there.
         self._went_back = self._inside or self._stepped_at > 0
 

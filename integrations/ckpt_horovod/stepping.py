@@ -10,7 +10,7 @@ is still being copied, so that each layer waits for its own copy and for no othe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import horovod.torch as hvd
@@ -82,32 +82,25 @@ class Stepper:
     @property
     def accumulates(self) -> bool:
         """Whether a step takes several backward passes, which may lie in as many iterations."""
-        passes: int = self._optimizer.backward_passes_per_step
-        return passes > 1
+        return _accumulates(self._optimizer)
 
-    def have_gradients(self, *, reduced: bool = False) -> bool:
+    def have_gradients(self, optimizers: Iterable[Any], *, reduced: bool = False) -> bool:
         """Whether some rank holds gradients of some of the passes of a step; called on all ranks.
 
         Args:
+            optimizers: those that Horovod wraps, of which it is asked; the same on all ranks.
             reduced: or those that `synchronize()` has reduced for a step; one that is left out (GradScaler)
                 looks as one that is yet to be made, until its gradients are gone.
         """
-        if not self.accumulates:
+        asked = list(filter(_accumulates, optimizers))
+        if not asked:
             return False
-        passes, left = self._optimizer.backward_passes_per_step, self._optimizer._allreduce_delay
         # A pass may leave a rank without any, and what follows from them is done by all ranks or by none.
-        mine = any(count != passes for count in left.values()) or (reduced and self._have_reduced())
+        mine = any(_has_passes(one) or (reduced and _has_reduced(one)) for one in asked)
         held = torch.tensor(int(mine), device="cpu")
         ranks = getattr(self._optimizer, "process_set", hvd.global_process_set)
         name = "ckpt_horovod.gradients"
         return bool(hvd.allreduce(held, op=hvd.Sum, name=name, process_set=ranks))
-
-    def _have_reduced(self) -> bool:
-        # Horovod goes on to say so after a step that was left out.
-        optimizer = self._optimizer
-        return bool(optimizer._synchronized) and any(
-            param.grad is not None for param in optimizer._requires_update
-        )
 
     def reduces_in_step(self) -> bool:
         """Whether all-reduces end within this step, so that layers become final one after the other."""
@@ -185,6 +178,23 @@ class Stepper:
         """Parameters with a gradient that this step does not reduce, such as those of a group added since."""
         reduced = self._optimizer._requires_update if reduces else ()
         return [p for p in trained.values() if p.grad is not None and p not in reduced]
+
+
+def _accumulates(optimizer: Any) -> bool:
+    passes: int = optimizer.backward_passes_per_step
+    return passes > 1
+
+
+def _has_passes(optimizer: Any) -> bool:
+    passes, left = optimizer.backward_passes_per_step, optimizer._allreduce_delay
+    return any(count != passes for count in left.values())
+
+
+def _has_reduced(optimizer: Any) -> bool:
+    # Horovod goes on to say so after a step that was left out.
+    return bool(optimizer._synchronized) and any(
+        param.grad is not None for param in optimizer._requires_update
+    )
 
 
 def _is_foreign(hook: Any) -> bool:

@@ -63,9 +63,11 @@ class StateTree:
         return tree | ({"parameters": orphans} if orphans else {})
 
     def wrapped(self, parts: Mapping[str, Any]) -> list[Any]:
-        """The optimizer, and others in the tree that Horovod wraps."""
-        found = _inside("", self.of(parts))
-        return [item for _, item in found if hasattr(item, "_allreduce_delay")]
+        """The optimizer, and behind it others in the tree that Horovod wraps, each once."""
+        self._check(parts)
+        given = _inside("", {"optimizer": self._optimizer} | self._parts | dict(parts))
+        found = {id(item): item for _, item in given if hasattr(item, "_allreduce_delay")}
+        return list(found.values())
 
     def is_shared(self, parts: Mapping[str, Any]) -> bool:
         """Whether another optimizer in the tree changes parameters of this one, too."""

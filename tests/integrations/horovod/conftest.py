@@ -85,6 +85,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
             _job(folder, "jobs_ends", "found_nothing", mode, mode=mode),
             _job(folder, "jobs_ends", "failed_back", mode, mode=mode),
             _job(folder, "jobs_ends", "accumulated", mode, mode=mode),
+            _job(folder, "jobs_ends", "accumulated_beside", mode, mode=mode),
             _job(folder, "jobs_faces", "large", mode, mode=mode),
             _job(folder, "jobs_crash", "save", mode, mode=mode, steps=3),
         ]

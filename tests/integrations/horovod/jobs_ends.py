@@ -254,5 +254,53 @@ def accumulated(root: str, mode: str) -> dict[str, Any]:
         }
 
 
+def accumulated_beside(root: str, mode: str) -> dict[str, Any]:
+    """Two iterations for each step of an optimizer that is attached; goes back to 3, or else to 2."""
+    problems: list[str] = []
+    with saving(root, keep_last=None) as ck, warnings_logged() as warned:
+        assert ck is not None
+        training = Training(Recipe(name=f"beside{mode}"), _options(ck, mode))
+        options = {"backward_passes_per_step": 2}
+        recipe = Recipe(name=f"beside-d{mode}", horovod=options, seed=1)
+        beside = Training(recipe, {"checkpointer": None})
+        training.attach()
+        training.optimizer.attach(d=beside.model, d_opt=beside.optimizer)
+
+        def iterate(number: int, save: bool | None = None) -> None:
+            with training.optimizer.iteration(save=save):
+                training.iterate(number)
+                if hvd.rank() == 0 or number % 2:  # a pass may leave a rank without gradients
+                    beside.backward(number)
+                if number % 2:
+                    beside.optimizer.step()
+                    beside.optimizer.zero_grad()
+
+        def digests() -> list[str]:
+            return [one.digest(buffers=False) for one in (training, beside)]
+
+        for number in range(6):
+            iterate(number)
+        expected = digests()
+        ck.wait()
+        training.optimizer.restore(step=max(step for step in ck.steps() if step <= 3))
+        began = training.optimizer.iterations
+        for number in range(began, 6):
+            iterate(number)
+        found = digests()
+        try:
+            iterate(6, save=True)
+        except ConfigError as exc:
+            problems.append(str(exc))
+        iterate(7, save=True)
+        ck.wait()
+        return {
+            "same": found == expected,
+            "began": began,
+            "steps": ck.steps(),
+            "warnings": warned,
+            "problems": problems,
+        }
+
+
 def _options(checkpointer: Any, mode: str) -> dict[str, Any]:
     return {"checkpointer": checkpointer, "every_n_steps": 1, "layerwise": mode}

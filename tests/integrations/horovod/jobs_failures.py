@@ -232,7 +232,7 @@ def before_the_step(root: str) -> dict[str, Any]:
         _reduce_passes(training)
         _try(0, "commit", raised, state.commit)
         optimizer.zero_grad()
-        held = state._iterations.is_accumulating(reduced=True)
+        held = state._iterations.is_accumulating({}, reduced=True)
         _reduce_passes(training)
         if hvd.rank() == 0:
             state.on_hosts_updated(time.time(), HostUpdateResult.added)

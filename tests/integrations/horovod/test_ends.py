@@ -108,6 +108,18 @@ def test_no_checkpoint_is_made_between_the_passes_of_one_step(pair: Outcome, mod
         assert "Save after step()" in found["problem"]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_nor_between_those_of_another_optimizer_that_is_attached(pair: Outcome, mode: str) -> None:
+    for found in pair.of(f"accumulated_beside-{mode}"):
+        assert found["same"]
+        assert found["began"] == 2
+        assert found["steps"] == [2, 4, 6, 8]
+        assert len(found["warnings"]) == 1
+        assert "iteration 1 is due, and gradients are being accumulated" in found["warnings"][0]
+        assert len(found["problems"]) == 1
+        assert "Save after step(), of each optimizer" in found["problems"][0]
+
+
 @pytest.mark.parametrize("asked", [1, 2])
 def test_a_save_by_hand_between_passes_or_after_them_neither_loses_nor_doubles_one_that_is_due(
     tmp_path: Path, asked: int
