@@ -73,6 +73,7 @@ class Decisions:
         self._told = policy is not None and not alone and not isinstance(policy, EveryNSteps)
         self._name = name
         self._number: int | None = None
+        self._problem: Exception | None = None
         self._coming: dict[int, int] = {}
         self._answers: dict[int, bool] = {}
         self.deferred = self._told_deferred = False
@@ -86,8 +87,7 @@ class Decisions:
         if self._number is None:
             self._number = next(_NUMBERS[self._process_set.process_set_id, self._name])
         leads = self._process_set.rank() == 0
-        saves = leads and self.policy.should_save(step)
-        answer = torch.tensor([saves], dtype=torch.uint8, device="cpu")
+        answer = torch.tensor([leads and self._says(step)], dtype=torch.uint8, device="cpu")
         first = min(self._process_set.ranks or [0])
         name = f"ckpt_horovod.decision.{self._number}.{self._name}.{step % 2}"
         self._coming[step] = broadcast_async(
@@ -128,11 +128,26 @@ class Decisions:
         self._coming = {later: other for later, other in self._coming.items() if later in coming}
         self._answers = {later: yes for later, yes in self._answers.items() if later == step + 1}
 
+    def report(self) -> None:
+        """Raise what the policy has raised since the last call; called where an iteration has ended."""
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
+
+    def _says(self, step: int) -> bool:
+        assert self.policy is not None
+        try:
+            return bool(self.policy.should_save(step))
+        except Exception as exc:
+            # A no: other ranks wait for an answer, and a step is asked about before it is made.
+            self._problem = exc
+            return False
+
     def _ask(self, step: int) -> bool:
         if self.policy is None:
             return False
         if not self._told:
-            return self.policy.should_save(step)
+            return self._says(step)
         self.ahead(step)
         handle = self._coming.pop(step)
         self._coming = {later: other for later, other in self._coming.items() if later > step}

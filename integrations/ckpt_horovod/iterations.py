@@ -99,7 +99,9 @@ class Iterations:
         # Danger: what this one has gone through, a worker that is new has not, and all ask the same.
         self._went_back, self._ended_by, self._stepped_at = False, None, 0
         # Layers that are enqueued in the step need memory of another form.
-        self._prepares = checkpointer is not None and not self._in_step and _on_device(self._tree)
+        self._prepares = (
+            checkpointer is not None and not self._in_step and self._tree.is_on_device()
+        )
         if checkpointer is not None:
             self._stepper.sees_to_barrier(checkpointer)
             checkpointer.on_close(lambda: self._close(checkpointer))
@@ -113,7 +115,9 @@ class Iterations:
         """See DistributedOptimizer: `step` of the wrapped optimizer."""
         try:
             self.end_implicitly("step()")
-        except CkptError:
+        except HorovodInternalError:  # the step would fail, too
+            raise
+        except Exception:
             # Told once the step is made: without it its all-reduces would be left, and training with them.
             self._make(closure)
             raise
@@ -269,10 +273,10 @@ class Iterations:
             elif saves:
                 self._decisions.deferred = False
             # What was refused in the step is told here in any case, and not by a later save.
-            if self.checkpointer is None or not (saves or self._refused is not None):
+            saves = self.checkpointer is not None and (saves or self._refused is not None)
+            if not saves:
                 self._prepare(parts)
-                return None
-            return self._save(step, parts)
+            handle = self._save(step, parts) if saves else None
         finally:
             self._drop_layers()
             self._layered = False
@@ -280,6 +284,8 @@ class Iterations:
                 # Where Horovod is gone, the next step tells, if there is one.
                 with suppress(HorovodInternalError):
                     self._decisions.ahead(step + 1)
+        self._decisions.report()
+        return handle
 
     def _is_between_passes(self, parts: Mapping[str, Any], *, stepped: bool) -> bool:
         """Whether what is accumulated would be missing in a checkpoint of now; the same on every rank."""
@@ -388,8 +394,3 @@ class Iterations:
         self._layered = self._decisions.deferred = False
         # Before the first step it is where the loop begins, and an iteration without a step counts there.
         self._went_back = self._inside or self._stepped_at > 0
-
-
-def _on_device(tree: StateTree) -> bool:
-    # In host memory nothing is page-locked, and the pages of a first save need not be there before it.
-    return any(param.device.type != "cpu" for param in tree.layers())

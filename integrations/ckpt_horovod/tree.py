@@ -88,6 +88,10 @@ class StateTree:
             self._numbers, self._known_places = numbers, {}
         return params
 
+    def is_on_device(self) -> bool:
+        """Whether some are: in host memory no page is locked, nor need be there before a save."""
+        return any(param.device.type != "cpu" for param in self.layers())
+
     def layer(self, param: Tensor) -> dict[str, Tensor]:
         """A parameter and the state that the optimizer keeps of it, by name.
 

@@ -86,6 +86,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
             _job(folder, "jobs_ends", "failed_back", mode, mode=mode),
             _job(folder, "jobs_ends", "accumulated", mode, mode=mode),
             _job(folder, "jobs_ends", "accumulated_beside", mode, mode=mode),
+            _job(folder, "jobs_failures", "interrupted", f"state-{mode}", mode=mode, what="state"),
+            _job(
+                folder, "jobs_failures", "interrupted", f"policy-{mode}", mode=mode, what="policy"
+            ),
             _job(folder, "jobs_faces", "large", mode, mode=mode),
             _job(folder, "jobs_crash", "save", mode, mode=mode, steps=3),
         ]

@@ -72,6 +72,32 @@ def failing(
     }
 
 
+def interrupted(root: str, mode: str, what: str, *, blocking: bool = False) -> dict[str, Any]:
+    """What belongs to the user raises on rank 0, once, in a loop whose iterations end by the next step().
+
+    Args:
+        what: the "state" of an attached object, as iteration 2 is saved; or the "policy", asked about 4.
+    """
+    name = f"interrupted-{mode}-{what}-{blocking}"
+    stock = Training(Recipe(name=f"stock-{name}"))
+    expected = [_iterate(stock, number, [], None) for number in range(ITERATIONS)]
+    raised: list[list[Any]] = []
+    mine = _Mine(0)
+    with Checkpointer(
+        root, tiny(blocking=blocking), coordination=ckpt_horovod.coordination()
+    ) as ck:
+        policy = _Breaking(4 if what == "policy" else None)
+        saving = {"checkpointer": ck, "policy": policy, "layerwise": mode}
+        training = Training(Recipe(name=name), saving)
+        training.attach(model=False)
+        training.optimizer.attach(mine=mine)
+        found = []
+        for number in range(ITERATIONS):
+            mine.breaks = what == "state" and hvd.rank() == 0 and number == BROKEN
+            found.append(_iterate(training, number, raised, ck, by_step=True))
+    return {"same": found == expected, "raised": raised, "steps": committed_steps(root)}
+
+
 def edited(root: str) -> dict[str, Any]:
     """Rank 0 alone touches a parameter after the step of the second iteration."""
     training_ends: list[int] = []
@@ -220,6 +246,18 @@ class _Mine:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.number = state["number"]
+
+
+class _Breaking:
+    """A policy that says yes, but where it breaks."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+
+    def should_save(self, step: int) -> bool:
+        if step == self.at:
+            raise RuntimeError("no answer")
+        return True
 
 
 def before_the_step(root: str) -> dict[str, Any]:

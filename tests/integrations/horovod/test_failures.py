@@ -13,7 +13,7 @@ import torch
 import ckpt_horovod
 from ckpt_core import Checkpointer, PersistError, committed_steps, verify
 from tests.faults.layers import FaultAt
-from tests.integrations.horovod.cases import FAILURES
+from tests.integrations.horovod.cases import FAILURES, MODES
 from tests.integrations.horovod.launch import Outcome
 
 RAISING = [name for name in FAILURES if name.startswith("raise")]
@@ -81,6 +81,20 @@ def test_a_commit_in_which_an_object_of_the_users_raises_is_told_there_and_both_
     assert second["raised"] == []
     for found in (first, second):
         assert found["steps"] == [1, 2, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("what", "at", "lost"), [("state", 2, 2), ("policy", 3, 4)])
+def test_what_belongs_to_the_user_and_raises_is_told_once_the_step_is_made_and_both_train_on(
+    pair: Outcome, what: str, at: int, lost: int, mode: str
+) -> None:
+    """Each iteration is ended by the next step(); on the first rank alone something raises there."""
+    first, second = pair.of(f"interrupted-{what}-{mode}")
+    assert first["raised"] == [[at, "step", "RuntimeError"]]
+    assert second["raised"] == []
+    for found in (first, second):
+        assert found["same"]
+        assert found["steps"] == [step for step in range(1, 9) if step != lost]
 
 
 def test_parts_of_attributes_that_belong_to_each_rank_come_back_to_it(pair: Outcome) -> None:
