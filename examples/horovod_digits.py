@@ -54,7 +54,6 @@ def main() -> None:
         optimizer.attach(model=model, scheduler=scheduler, data=loader)
         restored = optimizer.restore(losses=losses)  # the same step on every rank
         if restored is not None:
-            losses[:] = restored.state["losses"]
             print(f"resumed from step {restored.step}", flush=True)
         print("training", flush=True)
         while optimizer.iterations < args.steps:

@@ -158,6 +158,10 @@ class Checkpoints:
     ) -> RestoredStep | None:
         """Fill model, optimizer and all that is attached from the newest step; None if there is none.
 
+        Lists and dicts, and those in them, get back in place the numbers, texts, bytes and None that they
+        held, and tuples, sets and deques of those. Anything else that is no tensor or array, and does not
+        load, is in `.state` of the result alone: a number or tuple as a part of its own, a `Counter`.
+
         Called on every rank, before training. All ranks have the same step afterwards, so nothing need be
         broadcast. Where there is none, nothing has changed, and the iteration goes on. Else `iterations` goes
         on from it, gradients are gone, and an `iteration()` block around this call is no iteration, unless it
@@ -165,7 +169,8 @@ class Checkpoints:
 
         Args:
             step, strict, trusted: as for `Checkpointer.restore`.
-            parts: those that were given to `end_iteration`; any placeholder does for plain values.
+            parts: those that were given to `end_iteration`, filled as attached ones are; any placeholder does
+                for plain values.
 
         Raises:
             ConfigError: there is no checkpointer.
@@ -184,6 +189,8 @@ class Checkpoints:
                 let_end(handles)
                 for optimizer in wrapped:
                     _forget_reductions(optimizer)
+        if found is not None:
+            self._tree.fill(parts, found.state)
         return found
 
     def checkpoint_tree(self, **parts: Any) -> dict[str, Any]:

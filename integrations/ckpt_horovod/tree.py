@@ -8,7 +8,10 @@ that an attached one lacks are under "parameters".
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from numbers import Number
 from types import NoneType
 from typing import Any
 
@@ -61,6 +64,11 @@ class StateTree:
             name: param.detach() for param, name in self._all_names() if id(param) not in held
         }
         return tree | ({"parameters": orphans} if orphans else {})
+
+    def fill(self, parts: Mapping[str, Any], restored: Mapping[str, Any]) -> None:
+        """Put the plain values of a step into the lists and dicts of these parts and of attached ones."""
+        for name, part in (self._parts | dict(parts)).items():
+            _filled(part, restored[name])
 
     def wrapped(self, parts: Mapping[str, Any]) -> list[Any]:
         """The optimizer, and behind it others in the tree that Horovod wraps, each once."""
@@ -165,3 +173,24 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield from _inside(f"{name}.{key}", item)
+
+
+def _filled(live: Any, saved: Any) -> Any:
+    """What belongs in the place of `live`: a list or dict itself, filled; what loads or is filled itself."""
+    if type(live) is type(saved) is list:
+        live[:] = [_filled(*both) for both in zip_longest(live[: len(saved)], saved)]
+    elif type(live) is type(saved) is dict:
+        items = {key: _filled(live.get(key), value) for key, value in saved.items()}
+        live.clear()
+        live.update(items)
+    elif _is_plain(live):
+        return saved
+    return live
+
+
+def _is_plain(live: Any) -> bool:
+    if isinstance(live, dict):
+        return all(map(_is_plain, live.values()))
+    if isinstance(live, list | tuple | set | frozenset | deque):
+        return all(map(_is_plain, live))
+    return isinstance(live, Number | str | bytes | NoneType)

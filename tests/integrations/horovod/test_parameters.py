@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import horovod.torch as hvd
 import pytest
@@ -29,6 +30,15 @@ def alone() -> Iterator[None]:
 def pair() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(1)
     return nn.Linear(6, 6), nn.Linear(6, 6)
+
+
+def wrapped(one: nn.Module, other: nn.Module, checkpointer: Checkpointer | None) -> Any:
+    named = [*one.named_parameters("one"), *other.named_parameters("other")]
+    return ckpt_horovod.DistributedOptimizer(
+        torch.optim.Adam([param for _, param in named]),
+        named_parameters=named,
+        checkpointer=checkpointer,
+    )
 
 
 def iterate(optimizer: Any, one: nn.Module, other: nn.Module, **how: Any) -> None:
@@ -199,3 +209,92 @@ def test_schedulers_made_before_wrapping_go_on_after_a_restore_that_failed(tmp_p
         assert list(map(id, optimizer.param_groups)) == groups
         scheduler.step()
         assert rates(optimizer) == scheduler.get_last_lr()
+
+
+class Part(NamedTuple):
+    """What an attribute held when it was saved, what is there at a restore, and what that makes of it."""
+
+    saved: Any
+    here: Any
+    filled: Any
+
+
+PLAIN = {
+    "a list": Part([3], [0], [3]),
+    "a list that was longer": Part([1, 2, (3, "x")], [], [1, 2, (3, "x")]),
+    "a list that was shorter": Part([1.5], [7, 8], [1.5]),
+    "a dict": Part({"seen": 12, "best": None}, {"seen": 0}, {"seen": 12, "best": None}),
+    "other keys": Part({2: "two"}, {1: "one"}, {2: "two"}),
+    "another kind": Part({"best": 3, "all": [1]}, {"best": [], "all": 0}, {"best": 3, "all": [1]}),
+    "a number": Part(3, 0, 0),
+    "a tuple": Part((3,), (0,), (0,)),
+    "a subclass": Part(Counter(a=3), Counter(), Counter()),
+}
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "attached"])
+@pytest.mark.parametrize("kind", PLAIN)
+def test_lists_and_dicts_of_plain_values_are_filled_in_place(
+    tmp_path: Path, kind: str, given: bool
+) -> None:
+    saved, here, filled = copy.deepcopy(PLAIN[kind])
+    one, other = pair()
+    with Checkpointer(tmp_path) as ck:
+        optimizer = wrapped(one, other, ck)
+        iterate(optimizer, one, other, save=True, part=saved)
+        ck.wait()
+        if not given:
+            optimizer.attach(part=here)
+        found = optimizer.restore(**({"part": here} if given else {}))
+    assert here == filled
+    assert found.state["part"] == saved
+
+
+def test_what_lies_in_lists_and_dicts_keeps_its_identity(tmp_path: Path) -> None:
+    one, other = pair()
+    losses, average, weight = [1.0, 2.0], nn.Linear(2, 2), torch.ones(2)
+    scheduler = CountingUp()
+    part = {"losses": losses, "epoch": 2, "more": [average, weight, (scheduler, 1), 5]}
+    with Checkpointer(tmp_path) as ck:
+        optimizer = wrapped(one, other, ck)
+        optimizer.attach(part=part)
+        iterate(optimizer, one, other, save=True)
+        ck.wait()
+        losses.append(3.0)
+        part["epoch"], part["more"][3] = 9, 9
+        weight.zero_()
+        scheduler.count = 9
+        optimizer.restore()
+    assert part["losses"] is losses
+    assert losses == [1.0, 2.0]
+    assert (part["epoch"], part["more"][3], scheduler.count) == (2, 5, 0)
+    assert part["more"][0] is average
+    assert part["more"][1] is weight
+    assert part["more"][2] == (scheduler, 1)
+    assert torch.equal(weight, torch.ones(2))
+
+
+def test_a_restore_that_fails_leaves_lists_and_dicts_as_they_were(tmp_path: Path) -> None:
+    one, other = pair()
+    counters = [1]
+    with Checkpointer(tmp_path) as ck:
+        optimizer = wrapped(one, other, ck)
+        optimizer.attach(counters=counters, refusing=Refusing())
+        iterate(optimizer, one, other, save=True)
+        ck.wait()
+        counters[0] = 2
+        with pytest.raises(RestoreError):
+            optimizer.restore()
+    assert counters == [2]
+
+
+class CountingUp:
+    """An object that loads."""
+
+    count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, found: dict[str, Any]) -> None:
+        self.count = found["count"]
