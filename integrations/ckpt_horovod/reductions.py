@@ -8,6 +8,7 @@ at a time.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -97,8 +98,7 @@ class Reductions:
 def under_way(optimizers: Iterable[Any]) -> list[int]:
     """Handles of the all-reduces of these that have been started, for `let_end`."""
     handles = [handle for optimizer in optimizers for handle, _ in optimizer._handles.values()]
-    # An unfinished group has none, and a sparse gradient's cannot be asked.
-    return [handle for handle in handles if handle is not None and not callable(handle)]
+    return [one for handle in handles for one in _handles_in(handle)]
 
 
 def let_end(handles: Iterable[int]) -> None:
@@ -119,6 +119,14 @@ def let_end(handles: Iterable[int]) -> None:
 def members(key: Key) -> tuple[Tensor, ...]:
     """The parameters of a handle."""
     return key if isinstance(key, tuple) else (key,)
+
+
+def _handles_in(handle: Any) -> list[int]:
+    """An unfinished group has none, and a sparse gradient those that Horovod's function for it waits for."""
+    if not callable(handle):
+        return [] if handle is None else [handle]
+    held = inspect.getclosurevars(handle).nonlocals
+    return [held[name] for name in ("values_handle", "indices_handle") if name in held]
 
 
 def _asked(handle: Any) -> bool:

@@ -145,15 +145,17 @@ def test_a_save_by_hand_between_passes_or_after_them_neither_loses_nor_doubles_o
     hvd.shutdown()
 
 
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_going_back_behind_a_backward_waits_for_its_reductions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, sparse: bool
 ) -> None:
     """Horovod looks for work every 0.2 s: without the wait the second backward comes before that."""
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "200")
     hvd.init()
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # one rank reduces as well
-    model = torch.nn.Linear(8, 8)
+    model = torch.nn.Embedding(8, 8, sparse=True) if sparse else torch.nn.Linear(8, 8)
+    batch = torch.arange(8) if sparse else torch.ones(2, 8)
     with Checkpointer(tmp_path) as ck:
         optimizer = ckpt_horovod.DistributedOptimizer(
             torch.optim.SGD(model.parameters()),
@@ -165,15 +167,15 @@ def test_going_back_behind_a_backward_waits_for_its_reductions(
         breaking.breaks = fails
         optimizer.attach(breaking=breaking)
         with optimizer.iteration():
-            model(torch.ones(2, 8)).sum().backward()
+            model(batch).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         ck.wait()
         with optimizer.iteration():
-            model(torch.ones(2, 8)).sum().backward()
+            model(batch).sum().backward()
             with pytest.raises(RestoreError) if fails else nullcontext():
                 optimizer.restore()
-            model(torch.ones(2, 8)).sum().backward()
+            model(batch).sum().backward()
             optimizer.step()
         ck.wait()
         assert ck.steps() == (1, 2)
