@@ -23,7 +23,7 @@ Source: LightCheck (ICCD '23) section III.
 """
 
 from ckpt_horovod.coordinating import coordination
-from ckpt_horovod.iterations import Layerwise
+from ckpt_horovod.layers import Layerwise
 from ckpt_horovod.optimizer import Checkpoints, DistributedOptimizer
 
 __all__ = ["Checkpoints", "DistributedOptimizer", "Layerwise", "coordination"]

@@ -12,7 +12,6 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from enum import StrEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +19,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from ckpt_core import Checkpointer, CkptError, ConfigError, NotCommitted, RestoredStep, SaveHandle
 from ckpt_horovod.deciding import Decisions, Policy
-from ckpt_horovod.layers import LayerSave
+from ckpt_horovod.layers import LayerSave, Layerwise
 from ckpt_horovod.stepping import Stepper
 from ckpt_horovod.tree import StateTree
 
@@ -35,17 +34,6 @@ _LESS_MEMORY = (
 _CLOCK = itertools.count(1)
 _SAVERS: WeakKeyDictionary[Checkpointer, weakref.ref[Iterations]] = WeakKeyDictionary()
 """Who has saved last by each Checkpointer. While it is open it holds him; weak, since he holds it too."""
-
-
-class Layerwise(StrEnum):
-    """When the layers of a step that is saved are enqueued.
-
-    IN_STEP: inside `step()`, each as soon as its all-reduce and update are done. LAZY: at the end of the
-    iteration. In both, the update of a layer in the next step waits for that layer's copy alone.
-    """
-
-    IN_STEP = "in_step"
-    LAZY = "lazy"
 
 
 class Iterations:
@@ -70,6 +58,7 @@ class Iterations:
     ) -> None:
         self.count = 0
         self.checkpointer: Checkpointer | None = None
+        self._closed = self._told_closed = False
         self._stepper = stepper
         self._tree = tree
         self._decisions = decisions
@@ -91,7 +80,7 @@ class Iterations:
 
     def use(self, checkpointer: Checkpointer | None) -> None:
         """Save by this one from now on; whatever was open of another one is forgotten."""
-        self.checkpointer = checkpointer
+        self.checkpointer, self._closed = checkpointer, False
         self._used_at = next(_CLOCK)
         self._decisions.forget()
         self._layers, self._refused = None, None
@@ -201,6 +190,7 @@ class Iterations:
             raise
         finally:
             self._inside = False
+        self._tell_closed(save)
         self._end(parts, save=save)
 
     def end_implicitly(self, by: str) -> None:
@@ -218,6 +208,7 @@ class Iterations:
                 f"end_iteration() came after {self._ended_by} had ended the iteration: call it before, "
                 f"or put the loop's body into `with opt.iteration():`"
             )
+        self._tell_closed(save)
         return self._end(parts, save=save)
 
     def commit(self, parts: Mapping[str, Any]) -> SaveHandle | None:
@@ -362,14 +353,24 @@ class Iterations:
             self.end_implicitly("close()")
         finally:
             self._drop_layers()
-            self.checkpointer = None
+            self.checkpointer, self._closed = None, True
+
+    def _tell_closed(self, save: bool | None) -> None:
+        """No error, but once: a loop may go on by intent, and ask for the saves that it always asks for."""
+        if save and self._closed and not self._told_closed:
+            self._told_closed = True
+            _log.warning(
+                "iteration %d is not saved: the Checkpointer is closed, and saves no later one either",
+                self.count + 1,
+            )
 
     # -- going back ------------------------------------------------------------------------------
 
     def restore(self, parts: Mapping[str, Any], **how: Any) -> RestoredStep | None:
         """See DistributedOptimizer: `restore` of the wrapped optimizer."""
         if self.checkpointer is None:
-            raise ConfigError("restore: this optimizer was given checkpointer=None")
+            why = "'s Checkpointer is closed" if self._closed else " was given checkpointer=None"
+            raise ConfigError(f"restore: this optimizer{why}")
         tree = self._tree.of(parts)
         # In any case: a save that is open stands in the way. Its iteration may still be saved, at its end.
         self._drop_layers()

@@ -1,14 +1,26 @@
-"""A checkpoint that is taken layer by layer while a step is made (LightCheck III-B)."""
+"""When layers are enqueued, and a checkpoint that takes them while a step is made (LightCheck III-B)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 from torch import Tensor
 
 from ckpt_core import Checkpointer, SaveHandle
 from ckpt_horovod.tree import StateTree
+
+
+class Layerwise(StrEnum):
+    """When the layers of a step that is saved are enqueued.
+
+    IN_STEP: inside `step()`, each as soon as its all-reduce and update are done. LAZY: at the end of the
+    iteration. In both, the update of a layer in the next step waits for that layer's copy alone.
+    """
+
+    IN_STEP = "in_step"
+    LAZY = "lazy"
 
 
 class LayerSave:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ckpt_core import Checkpointer, ConfigError, RestoredStep, SaveHandle
 from ckpt_horovod.coordinating import refuse_outside
 from ckpt_horovod.deciding import Decisions, Policy, policy_of
-from ckpt_horovod.iterations import Iterations, Layerwise
+from ckpt_horovod.iterations import Iterations
+from ckpt_horovod.layers import Layerwise
 from ckpt_horovod.reductions import let_end, under_way
 from ckpt_horovod.separable import is_separable
 from ckpt_horovod.stepping import Stepper
@@ -142,7 +143,8 @@ class Checkpoints:
         mode) ends the iteration.
 
         Args:
-            save: save it or not, whatever the policy says; None: as that says.
+            save: save it or not, whatever the policy says; None: as that says. Once the Checkpointer is
+                closed, nothing is saved, and the first True is warned of.
             parts: what belongs to the checkpoint besides what is attached, such as losses=losses.
 
         Returns:
@@ -173,7 +175,7 @@ class Checkpoints:
                 for plain values.
 
         Raises:
-            ConfigError: there is no checkpointer.
+            ConfigError: there is no checkpointer, or it is closed.
             RestoreError: as for `Checkpointer.restore`.
         """
         how = {"step": step, "strict": strict, "trusted": trusted}

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import ckpt_horovod
-from ckpt_core import Checkpointer, RestoreError
+from ckpt_core import Checkpointer, ConfigError, RestoreError
 from ckpt_horovod.elastic import TorchState
 
 
@@ -298,3 +298,33 @@ class CountingUp:
 
     def load_state_dict(self, found: dict[str, Any]) -> None:
         self.count = found["count"]
+
+
+def test_once_the_checkpointer_is_closed_it_is_what_a_refusal_and_a_warning_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = pair()
+    with Checkpointer(tmp_path) as ck:
+        optimizer = wrapped(one, other, ck)
+        iterate(optimizer, one, other)
+    with pytest.raises(ConfigError, match="optimizer's Checkpointer is closed"):
+        optimizer.restore()
+    iterate(optimizer, one, other)
+    assert not caplog.records
+    iterate(optimizer, one, other, save=True)
+    with optimizer.iteration(save=True):
+        pass
+    assert optimizer.iterations == 4
+    [record] = caplog.records
+    assert "iteration 3 is not saved: the Checkpointer is closed" in record.getMessage()
+
+
+def test_without_a_checkpointer_a_restore_is_refused_and_nothing_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, other = pair()
+    optimizer = wrapped(one, other, None)
+    with pytest.raises(ConfigError, match="was given checkpointer=None"):
+        optimizer.restore()
+    iterate(optimizer, one, other, save=True)
+    assert not caplog.records

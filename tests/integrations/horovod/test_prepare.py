@@ -12,7 +12,7 @@ import torch
 
 import ckpt_horovod
 from ckpt_core import Checkpointer, load
-from ckpt_horovod import iterations
+from ckpt_horovod.tree import StateTree
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,7 +58,7 @@ def test_the_state_is_prepared_once_when_the_optimizer_has_made_a_step(
 ) -> None:
     expected = train(tmp_path / "plain", layerwise)
     assert prepared == []
-    monkeypatch.setattr(iterations, "_on_device", lambda tree: where == "device")
+    monkeypatch.setattr(StateTree, "is_on_device", lambda tree: where == "device")
     assert torch.equal(train(tmp_path / "ours", layerwise), expected)
     assert len(prepared) == count
     assert all(state["optimizer"].state for state in prepared)
