@@ -151,8 +151,8 @@ def passing(trainer: Trainer, moment: Moment) -> dict[str, Any]:
 def merged(early: dict[str, Any], late: dict[str, Any]) -> dict[str, Any]:
     """`late`, with what must be as of `early`: where the loops, the data and the generators stood.
 
-    For modules with an `on_train_batch_end` of their own, which runs after every callback's: `early` was
-    dumped before it, `late` when the next batch had been fetched already.
+    For modules with an `on_train_batch_end` or `on_validation_end` of their own, which runs after every
+    callback's: `early` was dumped before it, `late` when the next batch had been fetched already.
     """
     return {**late, **early}
 

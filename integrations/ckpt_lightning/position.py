@@ -79,7 +79,7 @@ class DataPosition:
         """Note what each fetch of training begins with, from now on. Called in on_train_start.
 
         Args:
-            own_hook: the module has an `on_train_batch_end`, which may draw between ours and the next fetch.
+            own_hook: the module has one behind a batch or a validation, which may draw behind ours.
         """
         self._watched, self._own_hook = trainer, own_hook
         watch_fetches(trainer, self._fetches)

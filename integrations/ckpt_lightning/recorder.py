@@ -6,8 +6,8 @@ A state can be resumed exactly only if it is taken where nothing of a batch is s
     after a validation   in on_validation_end, unless the epoch ends
     between two epochs   in the next on_train_epoch_start, or in on_train_end
 
-A module with an `on_train_batch_end` of its own has not run it when callbacks do: then loops, data and
-generators are taken there, and the step is *pending* until tensors are taken too (`_Pending`):
+A module with an `on_train_batch_end` or `on_validation_end` of its own has not run it when callbacks do: then
+loops and data are taken there, and the step is *pending* until tensors are taken too (`pending.Pending`):
 
     in the next on_train_batch_start, or in on_train_epoch_end when training ends first
     in on_exception, when no batch comes: the loader has failed
@@ -18,12 +18,11 @@ generators are taken there, and the step is *pending* until tensors are taken to
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ckpt_core import ConfigError
 from ckpt_lightning.by_hand import ByHand, complete
@@ -43,12 +42,12 @@ from ckpt_lightning.capture import (
 )
 from ckpt_lightning.loops import (
     batch_ends_epoch,
-    batch_is_over,
     ends_here,
     logs_in_training,
     swapping_optimizers,
     validation_follows,
 )
+from ckpt_lightning.pending import AFTER_BATCH, AFTER_VALIDATION, Pending, has_own
 from ckpt_lightning.position import DataPosition
 from ckpt_lightning.ranking import Change, Ranking
 from ckpt_lightning.rescue import Armed, where_taken
@@ -60,29 +59,6 @@ from ckpt_lightning.traps import updating_batch_norm
 from ckpt_lightning.triggers import Schedule, Triggers
 
 _NO_CHANGE = Change()
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """A step of which all is taken but the tensors, which the module's own hook may still change.
-
-    Attributes:
-        early: what must be as of that batch.
-        due: it is to be saved; else kept at hand, if a failure should save it.
-        fetch_rng: generators at the last fetch, before that batch.
-    """
-
-    step: int
-    early: dict[str, Any]
-    due: bool
-    fetch_rng: dict[str, Any]
-
-    def is_whole(self, trainer: Trainer) -> bool:
-        """Whether the module's hook has run, and plateau schedulers behind it."""
-        loop = trainer.fit_loop.epoch_loop
-        return (
-            batch_is_over(trainer) and loop._batches_that_stepped == self.early[EXTRAS]["stepped"]
-        )
 
 
 @dataclass
@@ -102,7 +78,7 @@ class Recorder:
     last_step: int = 0
     _seen_step: int = 0
     _score: float | None = None
-    _pending: _Pending | None = None
+    _pending: Pending | None = None
     _lends: bool = False  # what is armed refers to what optimizers own
     _prepared: bool = False
     _stops: bool = False
@@ -143,7 +119,7 @@ class Recorder:
     def begin(self, trainer: Trainer, *, resumed: bool) -> None:
         """on_train_start."""
         self.by_hand.begins()
-        own_hook = is_overridden("on_train_batch_end", trainer.lightning_module)
+        own_hook = has_own(AFTER_BATCH + AFTER_VALIDATION, trainer.lightning_module)
         self.position.watch(trainer, own_hook=own_hook)
         self._seen_step = trainer.global_step
         self.last_step = trainer.global_step if resumed else 0
@@ -166,22 +142,21 @@ class Recorder:
     def after_batch(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
         """on_train_batch_end."""
         step = trainer.global_step
-        own_hook = is_overridden("on_train_batch_end", module)
+        own_hook = has_own(AFTER_BATCH, module)
         if step == self._seen_step:  # gradients are still being accumulated, or the batch was None
             if own_hook:
                 self._before_own_hook()
             if (pending := self._dropped()) and not _more_follows(trainer, batch_idx):
-                self._pend(trainer, due=pending.due)
+                moment = after_batch(trainer, owed="batch")
+                self._pend(trainer, moment, due=pending.due, score=pending.score)
             return
         self._seen_step = step
         self.schedule.after_step(step)
         self._armed.disarm()
         if _more_follows(trainer, batch_idx):
             return
-        if not own_hook:
-            self._offer(trainer, after_batch(trainer, owed="batch"), None)
-        elif (due := self._is_due(trainer)) or self.triggers.save_on_exception:
-            self._pend(trainer, due=due)
+        offer = self._offer_pending if own_hook else self._offer
+        offer(trainer, after_batch(trainer, owed="batch"), None)
 
     def before_validation(self) -> None:
         """on_validation_start: averaged weights may be swapped in, buffers and metrics change."""
@@ -196,7 +171,9 @@ class Recorder:
             score, self._score = self._score, None
             if not logs_in_training(trainer, self.ranking.monitor):
                 self._insist(trainer, score)
-            self._offer(trainer, after_batch(trainer, owed="validation"), score)
+            own_hook = has_own(AFTER_VALIDATION, trainer.lightning_module)
+            offer = self._offer_pending if own_hook else self._offer
+            offer(trainer, after_batch(trainer, owed="validation"), score)
 
     def after_epoch(self, trainer: Trainer) -> None:
         """on_train_epoch_end."""
@@ -227,13 +204,16 @@ class Recorder:
             over = epochs.ready == epochs.completed
             moment = between_epochs(trainer) if over else before_next_batch(trainer)
             began = time.monotonic()
+            pending, self._pending = self._pending, None
             if trainer.global_step and self._is_new(trainer):
-                self._save(trainer.global_step, self._dump(trainer, moment), began)
+                change = pending.change if pending else _NO_CHANGE
+                self._save(trainer.global_step, self._dump(trainer, moment), began, change)
         else:
             pending = self._pending
             # Not one rank of several: another may have had the next batch, which was None.
             if pending and pending.is_whole(trainer) and not self.session.ranks.several:
                 self._save_pending(trainer)
+            self._dropped()
             self._armed.fail()
 
     def close(self) -> None:
@@ -269,17 +249,27 @@ class Recorder:
         # Order matters: ranks that have just met may have started a save of what was held.
         self.session.wait_staged()
 
-    def _pend(self, trainer: Trainer, *, due: bool) -> None:
-        """Take all of this step but the tensors. Called in on_train_batch_end."""
-        # Schedulers are taken with the tensors, when none is owed any more.
-        tree = self._dump(trainer, after_batch(trainer, owed=""))
-        early = early_part(tree, Owned.of(trainer))
-        self._pending = _Pending(trainer.global_step, early, due, self.position.fetch_rng)
+    def _offer_pending(self, trainer: Trainer, moment: Moment, score: float | None) -> None:
+        """As `_offer`, where the module's own hook comes next, and may change this state."""
+        due = self._is_best(score) or self._is_due(trainer)
+        if (due or self.triggers.save_on_exception) and self._can_save(trainer):
+            self._pend(trainer, moment, due=due, score=score)
 
-    def _dropped(self) -> _Pending | None:
+    def _pend(self, trainer: Trainer, moment: Moment, *, due: bool, score: float | None) -> None:
+        """Take all of this step but the tensors. Called in on_train_batch_end or on_validation_end."""
+        # The ranking is part of what is taken.
+        change = self._entered(trainer.global_step, score) if due else _NO_CHANGE
+        # Schedulers are taken with the tensors, when none is owed any more.
+        tree = self._dump(trainer, replace(moment, owed=""))
+        early, fetch_rng = early_part(tree, Owned.of(trainer)), self.position.fetch_rng
+        self._pending = Pending(trainer.global_step, early, due, fetch_rng, score, change)
+
+    def _dropped(self) -> Pending | None:
         """The pending step, which is pending no more: a later state with its number is the one to save."""
         pending, self._pending = self._pending, None
-        self.schedule.wanted = self.schedule.wanted or (pending is not None and pending.due)
+        if pending is not None:
+            self.schedule.wanted = self.schedule.wanted or pending.due
+            self.ranking.undo(pending.step, pending.change)
         return pending
 
     def _save_pending(self, trainer: Trainer) -> None:
@@ -293,7 +283,7 @@ class Recorder:
         pending.early[EXTRAS]["rng"] = self.position.rng_behind(pending.fetch_rng)  # and have drawn
         tree = merged(pending.early, dump(trainer))
         if pending.due:
-            self._save(pending.step, tree, began)
+            self._save(pending.step, tree, began, pending.change)
         else:
             self._arm(trainer, pending.step, tree)
 
@@ -304,17 +294,14 @@ class Recorder:
 
     def _offer(self, trainer: Trainer, moment: Moment, score: float | None) -> None:
         """Save this state if it is wanted; else keep it at hand, if a failure should save it."""
-        # Rankings may differ for a moment, when a save has failed on one rank.
-        best = score is not None and self.session.ranks.first(self.ranking.would_keep(score))
-        step = trainer.global_step
-        if not step or updating_batch_norm(trainer, self.teller):
+        best, step = self._is_best(score), trainer.global_step
+        if not self._can_save(trainer):
             return
-        if (best or self._is_due(trainer)) and self._is_new(trainer):
+        if best or self._is_due(trainer):
             began = time.monotonic()
-            change = Change() if score is None else self.ranking.enter(step, score)
-            if not self._save(step, self._dump(trainer, moment), began, change):
-                self.ranking.undo(step, change)
-        elif self.triggers.save_on_exception and self._is_new(trainer):
+            change = self._entered(step, score)
+            self._save(step, self._dump(trainer, moment), began, change)
+        elif self.triggers.save_on_exception:
             self._arm(trainer, step, self._dump(trainer, moment))
         self._prepare(trainer, moment)
 
@@ -342,6 +329,17 @@ class Recorder:
         self.ranking.current = self.ranking.current if score is None else score
         return score
 
+    def _is_best(self, score: float | None) -> bool:
+        # Rankings may differ for a moment, when a save has failed on one rank.
+        return score is not None and self.session.ranks.first(self.ranking.would_keep(score))
+
+    def _entered(self, step: int, score: float | None) -> Change:
+        return _NO_CHANGE if score is None else self.ranking.enter(step, score)
+
+    def _can_save(self, trainer: Trainer) -> bool:
+        trained = trainer.global_step and not updating_batch_norm(trainer, self.teller)
+        return bool(trained) and self._is_new(trainer)
+
     def _is_due(self, trainer: Trainer) -> bool:
         return self.schedule.wanted or (self.triggers.save_last and ends_here(trainer))
 
@@ -353,13 +351,13 @@ class Recorder:
 
     def _save(
         self, step: int, tree: dict[str, Any], began: float, change: Change = _NO_CHANGE
-    ) -> bool:
+    ) -> None:
         self._armed.disarm(saved=True)
-        started = self._start_save(step, tree, began, change)
+        if not self._start_save(step, tree, began, change):
+            self.ranking.undo(step, change)
         if swapping_optimizers(self.session.ranks.trainer):
             # The module may swap weights in its own hook, which comes next, and no barrier before it.
             self.session.wait_staged()
-        return started
 
     def _start_save(
         self,

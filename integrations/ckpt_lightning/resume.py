@@ -219,11 +219,25 @@ def put_back(trainer: Trainer, module: LightningModule, saved: dict[str, Any]) -
     for name, gradient in saved["gradients"].items():
         parameter = parameters[name]
         parameter.grad = _distributed_like(parameter, gradient.to(parameter.device))
-    if saved["owed"] == "batch" or (
-        saved["owed"] == "validation" and not validation_follows(trainer)
-    ):
+    loop = trainer.fit_loop.epoch_loop
+    follows = not saved["boundary"] and validation_follows(trainer)
+    if saved["owed"] == "batch" or (saved["owed"] == "validation" and not follows):
         # Lightning steps them after the hooks of a batch, and goes on with the next batch when it resumes.
-        trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+        loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+    elif not saved["owed"] and follows and loop.restarted_on_last:
+        _overhear_plateaus(loop)
+
+
+def _overhear_plateaus(loop: Any) -> None:
+    """Lightning steps plateau schedulers behind the validation that it leaves out: here they were stepped."""
+    begun = loop.batch_progress.total.ready
+
+    def update(interval: str, update_plateau_schedulers: bool) -> None:
+        del loop.update_lr_schedulers
+        if not update_plateau_schedulers or loop.batch_progress.total.ready > begun:
+            loop.update_lr_schedulers(interval, update_plateau_schedulers)
+
+    loop.update_lr_schedulers = update
 
 
 def _distributed_like(parameter: Tensor, value: Tensor) -> Tensor:

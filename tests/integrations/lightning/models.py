@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -300,6 +301,50 @@ class DrawsInHook(OwnHook):
         super().on_train_batch_end(*args)
         torch.rand(1 + self.count % 3)
         random.random()
+
+
+class SwapsInHook(Weighing):
+    """Validates with averaged weights, which it swaps in and out in its own hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
+        self.count = 0
+
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        for average, weight in zip(self.average.parameters(), self.net.parameters(), strict=True):
+            average.lerp_(weight.detach(), 0.1)
+
+    def on_validation_start(self) -> None:
+        for average, weight in zip(self.average.parameters(), self.net.parameters(), strict=True):
+            kept = weight.detach().clone()
+            weight.data.copy_(average)
+            average.copy_(kept)
+
+    def on_validation_end(self) -> None:
+        self.on_validation_start()
+        self.count += 1
+        torch.rand(1 + self.count % 3)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["count"] = self.count
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.count = checkpoint["count"]
+
+
+class SwapsForPlateau(SwapsInHook, StepPlateau):
+    """The same with a scheduler that goes by what is validated, in a hook behind that."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        StepPlateau.validation_step(self, batch, batch_idx)
+
+    def on_validation_end(self) -> None:
+        """Left to the hook behind it."""
+
+    def on_validation_model_train(self) -> None:
+        self.train()
+        super().on_validation_end()
 
 
 class DrawsInHookOfPair(DrawsInHook, Pair):

@@ -179,6 +179,25 @@ CASES = {
     "own on_train_batch_end that draws, two loaders, one begins anew": Case(
         models.DrawsInHookOfPair, loaders=_pair(DataLoader, "max_size_cycle"), stride=2
     ),
+    "own on_validation_end, validation in the middle": Case(
+        models.SwapsInHook, val=True, options=MID
+    ),
+    "own on_validation_end, validation at the end": Case(models.SwapsInHook, val=True, stride=4),
+    "own on_validation_end, accumulation, validation in the middle": Case(
+        models.SwapsInHook,
+        9,
+        val=True,
+        options={"accumulate_grad_batches": 2, "val_check_interval": 1},
+    ),
+    "own on_validation_end, loader without a length, by steps": Case(
+        models.SwapsInHook, loaders=models.stream_loader, val=True, options=MID | BY_STEPS, stride=2
+    ),
+    "own on_validation_end, batches that are None": Case(
+        models.SwapsInHook, 9, _some_none, val=True, options=MID, stride=2, passed_over=True
+    ),
+    "own on_validation_model_train, plateau of steps": Case(
+        models.SwapsForPlateau, val=True, options=MID
+    ),
     "epochs that the module leaves": Case(
         models.LeavesEpochs, 13, options={"max_epochs": 4}, stride=2, passed_over=True
     ),
