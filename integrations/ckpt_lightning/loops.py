@@ -69,6 +69,25 @@ def swapping_optimizers(trainer: Trainer) -> list[Any]:
     return [one for one in found if all(callable(getattr(one, name, None)) for name in names)]
 
 
+def call_before_batches(trainer: Trainer, told: _Told) -> None:
+    """Call this once, when all hooks of an epoch that begins are over, and before its iterator is made.
+
+    Called in on_train_epoch_start. Where the iterator stands already, nothing was drawn by it yet.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    before = vars(loop).get("run")  # another callback's, that is to be told too
+
+    def runs(data_fetcher: Any) -> None:
+        if before is None:
+            del loop.run
+        else:
+            loop.run = before
+        told(trainer)
+        loop.run(data_fetcher)
+
+    loop.run = runs
+
+
 def watch_fetches(trainer: Trainer, told: _Told) -> None:
     """Have somebody told before each fetch of training, once everything behind the last batch is over.
 

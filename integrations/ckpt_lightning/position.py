@@ -24,10 +24,11 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ckpt_core import RngState
 from ckpt_core.data import ResumableLoader
-from ckpt_lightning.loops import unwatch_fetches, watch_fetches
+from ckpt_lightning.loops import call_before_batches, unwatch_fetches, watch_fetches
 from ckpt_lightning.texts import Teller
 
 _NOT_EXACT = (
@@ -49,7 +50,7 @@ class DataPosition:
         self._own_hook = False
         self._cycles: dict[int, dict[str, Any]] = {}
         self._loader_states: list[Any] = []
-        self._remakes = False
+        self._remakes = self._remade = False
 
     # -- while training --------------------------------------------------------------------------
 
@@ -62,10 +63,17 @@ class DataPosition:
         loop = trainer.fit_loop
         resuming = getattr(loop, "is_resuming", False) or loop.epoch_loop.restarting
         # Lightning has made the first iterator before this hook, and makes later ones after it.
-        remade = trainer.current_epoch > 0 and not resuming
-        generators = _generator_states(loaders(trainer)) if remade else []
-        self._begin = {"remade": remade, "rng": RngState().state_dict(), "generators": generators}
+        self._remade = trainer.current_epoch > 0 and not resuming
         self._fetch_rng, self._cycles = {}, {}
+        self._note_begin(trainer)
+        if is_overridden("on_train_epoch_start", trainer.lightning_module):
+            call_before_batches(trainer, self._note_begin)
+
+    def _note_begin(self, trainer: Trainer) -> None:
+        """Those from which the epoch's order is drawn: again behind the module's own hook, which may draw."""
+        generators = _generator_states(loaders(trainer)) if self._remade else []
+        rng = RngState().state_dict()
+        self._begin = {"remade": self._remade, "rng": rng, "generators": generators}
 
     def epoch_ends(self, trainer: Trainer) -> None:
         """Everything of the epoch that may draw is over. Called in on_train_epoch_end."""

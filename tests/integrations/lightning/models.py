@@ -303,6 +303,13 @@ class DrawsInHook(OwnHook):
         random.random()
 
 
+class DrawsAsEpochsBegin(Net):
+    """Draws in its own hook, which nobody calls where a run resumes within an epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        torch.rand(3 + self.current_epoch)
+
+
 class SwapsInHook(Weighing):
     """Validates with averaged weights, which it swaps in and out in its own hooks."""
 

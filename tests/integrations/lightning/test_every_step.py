@@ -198,6 +198,19 @@ CASES = {
     "own on_validation_model_train, plateau of steps": Case(
         models.SwapsForPlateau, val=True, options=MID
     ),
+    "own on_train_epoch_start that draws": Case(models.DrawsAsEpochsBegin),
+    "own on_train_epoch_start that draws, two workers": Case(
+        models.DrawsAsEpochsBegin, loaders=lambda: models.train_loader(num_workers=2), stride=4
+    ),
+    "own on_train_epoch_start that draws, loader with a generator": Case(
+        models.DrawsAsEpochsBegin, loaders=_own_generator, stride=2
+    ),
+    "own on_train_epoch_start that draws, loader without a length": Case(
+        models.DrawsAsEpochsBegin, loaders=models.stream_loader, val=True, options=MID
+    ),
+    "own on_train_epoch_start that draws, stateful loader": Case(
+        models.DrawsAsEpochsBegin, loaders=_stateful, stride=2
+    ),
     "epochs that the module leaves": Case(
         models.LeavesEpochs, 13, options={"max_epochs": 4}, stride=2, passed_over=True
     ),
@@ -237,6 +250,7 @@ def _run(case: Case, *others: Any, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:train_dataloader yielded None")
+@pytest.mark.filterwarnings("ignore:DrawsAsEpochsBegin.on_train_epoch_start is not called")
 @pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_run_that_resumes_from_any_step_ends_as_if_it_had_never_stopped(
