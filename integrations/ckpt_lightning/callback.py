@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
-from ckpt_core import ConfigError, OnError, Options, RngState
+from ckpt_core import ConfigError, OnError, Options
 from ckpt_lightning import resume as resuming
 from ckpt_lightning import tuning
 from ckpt_lightning.by_deepspeed import (
@@ -217,6 +217,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
             self._kept = tuning.kept(trainer, checkpoint)
         elif self._resumed is not None:  # on_fit_start is over
             tuning.forget_loaders(trainer)
+            resuming.let_load(trainer)
             self._recorder.go_on(trainer, self._resumed)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -234,6 +235,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         if self._resumed is None:
             self._recorder.position.fit_begins()
         else:
+            resuming.let_load(trainer)
             self._recorder.go_on(trainer, self._resumed)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -344,12 +346,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         if stage != "fit" or self._recorder is None:
             return
         if self._resumed is not None:
-            # The run had ended already: nothing was trained, so nobody has put these back.
-            RngState().load_state_dict(self._resumed["rng"])
-            later = not trainer.ckpt_path and resuming.of_later_fit(trainer, self._resumed)
-            self.knows_root = not later
-            if self._resumed["boundary"]:
-                resuming.begin_epoch(trainer)
+            self.knows_root = not resuming.trained_nothing(trainer, self._resumed)
         self._close(trainer)
 
     # -- inside ----------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from ckpt_core import (
     ConfigError,
     CorruptCheckpoint,
     RestoreError,
+    RngState,
     StateMismatch,
     committed_steps,
     step_path,
@@ -164,6 +165,44 @@ def of_later_fit(trainer: Trainer, saved: dict[str, Any]) -> bool:
     begun = epochs.processed + (not saved["boundary"])
     limits = (trainer.max_epochs, begun), (trainer.max_steps, trainer.global_step)
     return any(limit not in (None, -1) and limit < reached for limit, reached in limits)
+
+
+def let_load(trainer: Trainer) -> None:
+    """Let Lightning load the loops of a step that lies behind the end of this fit, which it would refuse.
+
+    Called behind what finders load, and before Lightning loads loops, which takes it away again. The fit then
+    trains nothing, and a later one goes on from that step.
+    """
+    connector: Any = trainer._checkpoint_connector
+    loop, load_loops = trainer.fit_loop, type(connector).restore_loops
+
+    def restore_loops() -> None:
+        del connector.restore_loops
+        limit = loop.max_epochs
+        if not trainer.ckpt_path:  # a step that was asked for is refused as ever
+            loop.max_epochs = -1
+        try:
+            load_loops(connector)
+        finally:
+            loop.max_epochs = limit
+
+    connector.restore_loops = restore_loops
+
+
+def trained_nothing(trainer: Trainer, saved: dict[str, Any]) -> bool:
+    """Put back what no training has; whether the step is of a later fit of the program.
+
+    Called in teardown() of a fit that had ended already.
+    """
+    RngState().load_state_dict(saved["rng"])
+    later = not trainer.ckpt_path and of_later_fit(trainer, saved)
+    if later:
+        rank_zero_info(
+            f"step {trainer.global_step} lies behind the end of this fit: nothing was trained"
+        )
+    if saved["boundary"]:
+        begin_epoch(trainer)
+    return later
 
 
 def announce(trainer: Trainer, checkpoint_extras: dict[str, Any], path: object) -> None:

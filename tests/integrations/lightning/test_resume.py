@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, default_collate
 
 from ckpt_core import (
@@ -225,7 +226,7 @@ def _two_fits(*callbacks: Any, seed: int) -> Any:
     return ending(trainer, module)
 
 
-@pytest.mark.parametrize("at", [4, 5, 7, 9])
+@pytest.mark.parametrize("at", [4, 5, 7, 9, 10, 11, 13])
 def test_a_program_of_two_fits_that_was_killed_in_one_of_them_ends_as_if_it_had_not(
     root: Path, at: int
 ) -> None:
@@ -238,6 +239,19 @@ def test_a_program_of_two_fits_that_was_killed_in_one_of_them_ends_as_if_it_had_
         _two_fits(saver(root, every_n_steps=1), LambdaCallback(on_train_batch_start=fail), seed=7)
     assert committed_steps(root)[-1] == at
     assert not differences(undisturbed, _two_fits(saver(root, every_n_steps=1), seed=8))
+    assert not differences(undisturbed, _two_fits(saver(root, every_n_steps=1), seed=9))
+
+
+def test_a_step_behind_the_end_of_the_fit_is_refused_by_lightning_when_it_is_asked_for(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(models.Net, models.train_loader, saver(root))
+    with pytest.raises(MisconfigurationException, match=r"current_epoch=3.*max_epochs=1"):
+        fit(models.Net, models.train_loader, saver(root), max_epochs=1, ckpt_path=str(root))
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        trainer, _ = fit(models.Net, models.train_loader, saver(root), max_epochs=1)
+    assert "step 15 lies behind the end of this fit: nothing was trained" in caplog.text
+    assert (trainer.global_step, trainer.current_epoch, trainer.max_epochs) == (15, 3, 1)
 
 
 def test_a_root_that_holds_steps_is_refused_when_resume_is_never(root: Path) -> None:
