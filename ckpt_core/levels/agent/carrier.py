@@ -182,8 +182,8 @@ class Carrier:
             if self._make_room(far, level, agreed, ahead):
                 return True
         except Away:
-            with suppress(Away):
-                self._forward(far, level, copies)  # what lets nothing go may take steps all the same
+            with suppress(Away):  # what lets nothing go may take steps all the same
+                self._forward(far, level, copies)
             raise
         moved = self._forward(far, level, copies)
         if not moved and not copies:
