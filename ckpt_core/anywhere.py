@@ -6,6 +6,7 @@ A directory goes straight to `ckpt_core.restore` and `ckpt_core.store`; nothing 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,8 @@ def load(
     readers = parse_count(readers, field="readers")
     url = url_of(path)
     how: Any = {"rank": rank, "trusted": trusted, "readers": readers, "progress": progress}
-    how["only"] = only
+    # Used at each try.
+    how["only"] = list(only) if isinstance(only, Iterator) else only
     if url is None:
         return restore.load(local(path), files=files, **how)
     from ckpt_core.levels import look_at

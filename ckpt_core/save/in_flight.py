@@ -190,7 +190,6 @@ class InFlight:
         error is waited for, some seconds at most.
         """
         error = _to_report(error)
-        _let_go_of_frames(error)
         if self._phase in (Phase.STAGING, Phase.PERSISTING):
             error = self.explained(error)
         self._place(error)
@@ -202,6 +201,8 @@ class InFlight:
             told, self.reported = self.reported, True
             # Now: whoever seals it from here on finds it failed, and leaves its end to us.
             left_open = self.open_ended
+        # Not of one that users have been told: it has come through theirs.
+        _let_go_of_frames(error)
         if self.begun or not told:
             attempt = self.attempt_id or None
             self._around.events.tell(

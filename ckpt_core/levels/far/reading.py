@@ -153,10 +153,14 @@ class Look:
             return
         folder.mkdir(exist_ok=True)
         (folder / MANIFEST_NAME).write_bytes(data)
-        with suppress(CkptError):  # then whoever reads the manifest says what is wrong with it
-            self._known[name] = _copy_of(Manifest.decode(data, path=folder / MANIFEST_NAME))
-            for file, nbytes in self.far.files(self._known[name]).items():
-                self._hole(folder, file, Origin(self._known[name], file, nbytes))
+        try:
+            copy = _copy_of(Manifest.decode(data, path=folder / MANIFEST_NAME))
+        except CkptError:
+            return  # whoever reads the manifest says what is wrong with it
+        files = self.far.files(copy)
+        self._known[name] = copy
+        for file, nbytes in files.items():
+            self._hole(folder, file, Origin(copy, file, nbytes))
 
     def _hole(self, folder: Path, name: str, origin: Origin) -> None:
         # Whoever can write to the store chooses the names: none may lead out of here.

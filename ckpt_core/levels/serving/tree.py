@@ -146,9 +146,13 @@ class Tree:
             self.discard(path)
             if refusal.status != 507 or (fd := self._taken_spare()) is None:
                 raise
+            try:
+                self._files.name(fd, path)
+            except OSError:  # without /proc, say
+                self._files.close(fd)
+                raise refusal from None
         try:
             with refused():
-                self._files.name(fd, path)
                 self._files.truncate(fd, nbytes)
             return path, fd
         except BaseException:

@@ -267,6 +267,18 @@ def test_a_few_bytes_take_an_objects_place_also_on_a_disk_that_is_full_to_the_la
         assert files_below(disk / "kept") == {"run/a": b"mark", "run/b": b"mark"}
 
 
+def test_a_disk_is_told_as_full_also_where_no_room_in_hand_can_be_used(tmp_path: Path) -> None:
+    class WithoutProc(QuickFiles):
+        def name(self, fd: int, path: Path) -> None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"/proc/self/fd/{fd}")
+
+    files = WithoutProc()
+    with mounted("tmpfs", tmp_path) as disk, served(disk / "kept", files=files) as server:
+        tag = put(server, "run/a", b"manifest").headers["etag"]
+        fill(disk)
+        assert put(server, "run/a", b"mark", if_match=tag).status == 507
+
+
 def test_another_error_of_the_disk_is_500_and_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
