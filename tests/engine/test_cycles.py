@@ -23,6 +23,7 @@ import ckpt_core
 from ckpt_core import (
     BarrierError,
     Checkpointer,
+    CkptError,
     CorruptCheckpoint,
     NotCommitted,
     Options,
@@ -161,12 +162,18 @@ class Refuses(torch.nn.Linear):
 
 
 class Troubled(Files):
-    """Writes that fail, or wait."""
+    """Writes of pieces that fail or wait, and of manifests that wait."""
 
     def __init__(self) -> None:
         self.fails = False
         self.held = threading.Event()
         self.held.set()
+        self.words = threading.Event()
+        self.words.set()
+
+    def write_new(self, *given: Any) -> Any:
+        self.words.wait(SOON_S)
+        return super().write_new(*given)
 
     def pwrite(self, *given: Any) -> Any:
         if self.fails:
@@ -241,6 +248,31 @@ def test_nothing_of_it_waits_for_the_garbage_collector(
         left.clear()
     # A thread that an earlier test has left behind may come to its end meanwhile, once.
     assert not [kind for kind, count in Counter(ours).items() if count >= ROUNDS]
+
+
+def test_whoever_was_told_of_a_failure_goes_on_when_the_storage_comes_back(tmp_path: Path) -> None:
+    """Python ends a generator whose frame is let go of."""
+    files = Troubled()
+
+    def training(ck: Checkpointer) -> Iterator[int]:
+        for step in range(1, 4):
+            try:
+                ck.save(step, {"w": torch.ones(100)}).committed.result(SOON_S)
+            except CkptError:
+                yield -step
+            else:
+                yield step
+
+    with Checkpointer(tmp_path, Options(timeout=1.0), files=files) as ck:
+        steps = training(ck)
+        files.words.clear()
+        assert next(steps) == -1
+        files.words.set()
+        with pytest.raises(CkptError):
+            ck.save(8, {"w": torch.ones(100)})
+        # The thread that finishes saves is behind the first one then.
+        ck.save(9, {"w": torch.ones(100)}).committed.exception(SOON_S)
+        assert abs(next(steps)) == 2  # a second is short for a busy machine
 
 
 def until_idle(ck: Checkpointer) -> None:
