@@ -189,10 +189,19 @@ class Apart:
             self._fail()
         return super().training_step(batch, batch_idx)
 
-    def on_validation_end(self: Any) -> None:  # behind those of callbacks
-        if self.global_rank == self.ahead:
-            self.there.touch()
-            self._fail()
+    def on_train_start(self: Any) -> None:
+        super().on_train_start()
+        loop = self.trainer.fit_loop.epoch_loop
+        real = loop.update_lr_schedulers
+
+        def update(interval: str, update_plateau_schedulers: bool) -> None:
+            real(interval, update_plateau_schedulers)
+            # Behind the hooks of callbacks, and before the next collective.
+            if update_plateau_schedulers and loop.batch_idx == 2 and self.global_rank == self.ahead:
+                self.there.touch()
+                self._fail()
+
+        loop.update_lr_schedulers = update
 
     def _fail(self: Any) -> None:
         if self.global_rank == 1:
