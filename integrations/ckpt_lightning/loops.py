@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Trainer, callbacks
 
 _Kind = TypeVar("_Kind")
 _Told = Callable[[Trainer], None]
+
+AVERAGING: Any = getattr(callbacks, "WeightAveraging", ())  # new in Lightning 2.6
 
 _watching: WeakKeyDictionary[Any, list[_Told]] = WeakKeyDictionary()
 """Who is told of the fetches of a loop of epochs."""
@@ -22,8 +24,8 @@ def batch_ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
 
 def callbacks_of(trainer: Trainer, *kinds: type[_Kind]) -> list[_Kind]:
     """Those of the trainer's callbacks that are of one of these classes."""
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    return [one for one in callbacks if isinstance(one, kinds)]
+    found: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [one for one in found if isinstance(one, kinds)]
 
 
 def within_batch(trainer: Trainer) -> bool:

@@ -31,7 +31,6 @@ from ckpt_lightning.capture import (
     Moment,
     Owned,
     after_batch,
-    before_next_batch,
     between_epochs,
     dump,
     early_part,
@@ -40,6 +39,7 @@ from ckpt_lightning.capture import (
     protected,
     within_stopped_epoch,
 )
+from ckpt_lightning.cut_short import NOTHING_SAVED, at_sigterm, rest_counts
 from ckpt_lightning.loops import (
     batch_ends_epoch,
     ends_here,
@@ -82,6 +82,7 @@ class Recorder:
     _lends: bool = False  # what is armed refers to what optimizers own
     _prepared: bool = False
     _stops: bool = False
+    _rest_counts: bool = False  # of a validation that is cut short
 
     @classmethod
     def of(cls, session: Session, ranking: Ranking, triggers: Triggers, teller: Teller) -> Self:
@@ -121,6 +122,7 @@ class Recorder:
         self.by_hand.begins()
         own_hook = has_own(AFTER_BATCH + AFTER_VALIDATION, trainer.lightning_module)
         self.position.watch(trainer, own_hook=own_hook)
+        self._rest_counts = rest_counts(trainer)
         self._seen_step = trainer.global_step
         self.last_step = trainer.global_step if resumed else 0
         self.session.meter.resumed(trainer.global_step)
@@ -200,9 +202,9 @@ class Recorder:
         """on_exception: save what can be resumed exactly."""
         self.session.wait_staged()
         if isinstance(error, SIGTERMException):
-            epochs = trainer.fit_loop.epoch_progress.current
-            over = epochs.ready == epochs.completed
-            moment = between_epochs(trainer) if over else before_next_batch(trainer)
+            if trainer.validating and self._rest_counts and self._is_new(trainer):
+                return self.teller.once(NOTHING_SAVED)
+            moment = at_sigterm(trainer)
             began = time.monotonic()
             pending, self._pending = self._pending, None
             if trainer.global_step and self._is_new(trainer):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer, callbacks
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.plugins import DoublePrecision
 from lightning.pytorch.strategies import DDPStrategy
@@ -29,11 +29,10 @@ from ckpt_core import (
     step_path,
 )
 from ckpt_lightning.capture import EXTRAS
-from ckpt_lightning.loops import callbacks_of, swapping_optimizers, validation_follows
+from ckpt_lightning.loops import AVERAGING, callbacks_of, swapping_optimizers, validation_follows
 from ckpt_lightning.texts import tell
 from ckpt_lightning.traps import begin_accumulation
 
-_AVERAGING: Any = getattr(callbacks, "WeightAveraging", ())  # new in Lightning 2.6
 _MOST_SHOWN = 6
 
 
@@ -227,7 +226,7 @@ def load_in_double(trainer: Trainer, module: LightningModule, checkpoint: dict[s
 
 def _weights(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Those that this run goes on with: with WeightAveraging, a fit trains others than the average."""
-    averages = trainer.state.fn == TrainerFn.FITTING and callbacks_of(trainer, _AVERAGING)
+    averages = trainer.state.fn == TrainerFn.FITTING and callbacks_of(trainer, AVERAGING)
     trained: dict[str, Any] | None = checkpoint.get("current_model_state") if averages else None
     return checkpoint["state_dict"] if trained is None else trained
 

@@ -85,9 +85,14 @@ def _begins_epochs(callback: Callback) -> bool:
     """Whether it has a hook of the user's, that nobody calls mid-epoch."""
     if isinstance(callback, StochasticWeightAveraging | GradientAccumulationScheduler):
         return False
-    if _SKIPPED in vars(callback):  # a LambdaCallback
+    return is_of_user(callback, _SKIPPED)
+
+
+def is_of_user(callback: Callback, hook: str) -> bool:
+    """Whether this hook of a callback is neither Lightning's nor ours."""
+    if hook in vars(callback):  # a LambdaCallback
         return True
-    owner = next(cls for cls in type(callback).__mro__ if _SKIPPED in vars(cls))
+    owner = next(cls for cls in type(callback).__mro__ if hook in vars(cls))
     return owner.__module__.partition(".")[0] not in ("lightning", "ckpt_lightning")
 
 

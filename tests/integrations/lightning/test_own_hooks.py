@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ckpt_core import committed_steps
+from ckpt_lightning import CheckpointWarning
 from tests.integrations.lightning import models
 from tests.integrations.lightning.running import differences, ending, fit, saver
 
@@ -103,3 +105,82 @@ def test_a_failure_or_the_end_right_behind_a_validation_finds_the_step_of_the_ow
             _run(callback, at=7, how=how)
     assert committed_steps(root) == (7,)
     assert not differences(undisturbed, _run(saver(root)))
+
+
+class Swaps(Callback):
+    """Validates with other weights, as averaging callbacks do."""
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        for param in pl_module.parameters():
+            param.data.neg_()
+
+    on_validation_epoch_end = on_validation_epoch_start
+
+
+def _patience() -> EarlyStopping:
+    return EarlyStopping("val_loss", patience=50)
+
+
+def _averaging() -> Any:
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging")
+    return callbacks.EMAWeightAveraging(decay=0.5)
+
+
+def _cut_short(
+    kind: type[models.Net], root: Path, at: int, made: Any, **options: Any
+) -> tuple[list[str], tuple[int, ...]]:
+    """SIGTERM in a validation, at this step; how the resumed run ends otherwise, and what was saved."""
+
+    class Asked(kind):  # type: ignore[valid-type, misc]
+        at = 0
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            if self.at and self.global_step == self.at and batch_idx == 1:
+                self.trainer._signal_connector.received_sigterm = True
+
+    class AskedThere(Asked):
+        pass
+
+    AskedThere.at = at
+    options = {"val": models.val_loader(), **MID, **options}
+    undisturbed = ending(*fit(Asked, models.train_loader, *made(), **options))
+    with pytest.raises(SIGTERMException):
+        fit(AskedThere, models.train_loader, saver(root, every_n_steps=3), *made(), **options)
+    steps = committed_steps(root)
+    resumed = fit(Asked, models.train_loader, saver(root, every_n_steps=3), *made(), **options)
+    return differences(undisturbed, ending(*resumed)), steps
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "callback"),
+    [
+        (models.StepPlateau, 4, None),
+        (models.StepPlateau, 2, None),
+        (models.Plateau, 5, None),
+        (models.SwapsInHook, 4, None),
+        (models.ScheduleFree, 4, None),
+        (models.Net, 4, _averaging),
+        (models.Net, 4, Swaps),
+        (models.Net, 4, _patience),
+    ],
+)
+def test_sigterm_within_a_validation_saves_nothing_where_its_rest_would_be_missed(
+    root: Path, kind: type[models.Net], at: int, callback: Any
+) -> None:
+    options = {"val_check_interval": 5} if at == 5 else {}
+    with pytest.warns(CheckpointWarning, match="within a validation"):
+        differ, steps = _cut_short(
+            kind, root, at, lambda: [callback()] if callback else [], **options
+        )
+    assert steps == ((3,) if at > 3 else ())
+    assert not differ
+
+
+@pytest.mark.parametrize(("at", "interval"), [(4, 2), (5, 5), (9, 2)])
+def test_sigterm_within_a_validation_saves_the_step_where_nothing_comes_of_its_rest(
+    root: Path, at: int, interval: int
+) -> None:
+    differ, steps = _cut_short(models.Net, root, at, list, val_check_interval=interval)
+    assert steps[-1] == at
+    assert not differ
