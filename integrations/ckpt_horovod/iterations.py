@@ -255,9 +255,10 @@ class Iterations:
         self.count, self._ended_by = step, None
         try:
             due = due or self._decisions.deferred
+            # Danger: this may ask all ranks, of which one alone may save, have closed, or have refused.
+            between = self._is_between_passes(parts, stepped=stepped)
             saves = self.checkpointer is not None and (due if save is None else save)
-            # Order matters: this may ask all ranks, and a step is refused on one.
-            if saves and self._is_between_passes(parts, stepped=stepped):
+            if saves and between:
                 self._decisions.defer(step, due=due)
                 self._refuse_accumulating(bool(save) and self._refused is None)
                 saves = False

@@ -93,12 +93,12 @@ class Stepper:
                 looks as one that is yet to be made, until its gradients are gone.
         """
         asked = list(filter(_accumulates, optimizers))
-        if not asked:
+        ranks = getattr(self._optimizer, "process_set", hvd.global_process_set)
+        if not asked or not ranks.included():
             return False
         # A pass may leave a rank without any, and what follows from them is done by all ranks or by none.
         mine = any(_has_passes(one) or (reduced and _has_reduced(one)) for one in asked)
         held = torch.tensor(int(mine), device="cpu")
-        ranks = getattr(self._optimizer, "process_set", hvd.global_process_set)
         name = "ckpt_horovod.gradients"
         return bool(hvd.allreduce(held, op=hvd.Sum, name=name, process_set=ranks))
 

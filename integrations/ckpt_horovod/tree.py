@@ -73,8 +73,8 @@ class StateTree:
     def wrapped(self, parts: Mapping[str, Any]) -> list[Any]:
         """The optimizer, and behind it others in the tree that Horovod wraps, each once."""
         self._check(parts)
-        given = _inside("", {"optimizer": self._optimizer} | self._parts | dict(parts))
-        found = {id(item): item for _, item in given if hasattr(item, "_allreduce_delay")}
+        given = _objects([self._optimizer, self._parts | dict(parts)])
+        found = {id(item): item for item in given if hasattr(item, "_allreduce_delay")}
         return list(found.values())
 
     def is_shared(self, parts: Mapping[str, Any]) -> bool:
@@ -173,6 +173,16 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield from _inside(f"{name}.{key}", item)
+
+
+def _objects(value: Any) -> Iterator[Any]:
+    """As `_inside`, without plain values: a list of all losses is looked through at each end."""
+    if not isinstance(value, dict | list | tuple):
+        yield value
+        return
+    for item in value.values() if isinstance(value, dict) else value:
+        if type(item) not in _PLAIN:
+            yield from _objects(item)
 
 
 def _filled(live: Any, saved: Any) -> Any:

@@ -102,6 +102,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         )
         for mode, how in BLOCKING.items()
     ]
+    jobs += _rooted(folder, "jobs_ends", "saved_alone")
     jobs += _rooted(folder, "jobs_policies", "left_early")  # with which the second rank ends
     return launch(jobs, ranks=2, folder=folder)
 
@@ -115,6 +116,7 @@ def trio(pair: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         *_saved(folder, DELAYED_BY_THREE),
         _job(folder, "jobs_policies", "told", "members", mode="in_step", members=[0, 2]),
         _job(folder, "jobs_policies", "outside", members=[0, 2]),
+        _job(folder, "jobs_ends", "saved_alone", "members", members=[0, 2]),
         _job(folder, "jobs_crash", "save", "three", mode="in_step", steps=3),
         _job(folder, "jobs_faces", "large", "lazy", mode="lazy"),
     ]

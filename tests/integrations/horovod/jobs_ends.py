@@ -8,7 +8,7 @@ from typing import Any
 
 import horovod.torch as hvd
 
-from ckpt_core import ConfigError, NotCommitted, RestoreError, committed_steps
+from ckpt_core import CkptError, ConfigError, NotCommitted, RestoreError, committed_steps
 from tests.integrations.horovod.jobs_policies import saving
 from tests.integrations.horovod.jobs_saved import warnings_logged
 from tests.integrations.horovod.training import Recipe, Training
@@ -259,12 +259,7 @@ def accumulated_beside(root: str, mode: str) -> dict[str, Any]:
     problems: list[str] = []
     with saving(root, keep_last=None) as ck, warnings_logged() as warned:
         assert ck is not None
-        training = Training(Recipe(name=f"beside{mode}"), _options(ck, mode))
-        options = {"backward_passes_per_step": 2}
-        recipe = Recipe(name=f"beside-d{mode}", horovod=options, seed=1)
-        beside = Training(recipe, {"checkpointer": None})
-        training.attach()
-        training.optimizer.attach(d=beside.model, d_opt=beside.optimizer)
+        training, beside = _beside(f"beside{mode}", _options(ck, mode))
 
         def iterate(number: int, save: bool | None = None) -> None:
             with training.optimizer.iteration(save=save):
@@ -300,6 +295,41 @@ def accumulated_beside(root: str, mode: str) -> dict[str, Any]:
             "warnings": warned,
             "problems": problems,
         }
+
+
+def saved_alone(root: str, members: list[int] | None = None) -> dict[str, Any]:
+    """One rank alone saves, while an attached optimizer takes two passes for each step."""
+    problem = ""
+    with saving(root, members) as ck:
+        options = {"checkpointer": ck, "layerwise": "in_step"}
+        training, beside = _beside("alone", options, members)
+        for number in range(4):
+            alone = number == 1 and hvd.rank() == 0
+            with training.optimizer.iteration(save=alone or None):
+                training.iterate(number)
+                beside.backward(number)
+                if number % 2:
+                    beside.optimizer.step()
+                    beside.optimizer.zero_grad()
+        try:
+            if ck is not None:
+                ck.wait()
+        except CkptError as exc:
+            problem = str(exc)
+        return {"ended": training.optimizer.iterations, "problem": problem}
+
+
+def _beside(
+    name: str, options: dict[str, Any], members: list[int] | None = None
+) -> tuple[Training, Training]:
+    """A training, and another of two passes for each step, which is attached to it."""
+    training = Training(Recipe(name=name, ranks=members), options)
+    passes = {"backward_passes_per_step": 2}
+    recipe = Recipe(name=f"{name}-d", horovod=passes, seed=1, ranks=members)
+    beside = Training(recipe, {"checkpointer": None})
+    training.attach()
+    training.optimizer.attach(d=beside.model, d_opt=beside.optimizer)
+    return training, beside
 
 
 def _options(checkpointer: Any, mode: str) -> dict[str, Any]:

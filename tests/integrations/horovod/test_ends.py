@@ -120,6 +120,16 @@ def test_nor_between_those_of_another_optimizer_that_is_attached(pair: Outcome, 
         assert "Save after step(), of each optimizer" in found["problems"][0]
 
 
+def test_a_save_that_one_rank_alone_makes_beside_such_an_optimizer_fails_there_alone(
+    pair: Outcome, trio: Outcome
+) -> None:
+    for first, *others in (pair.of("saved_alone"), trio.of("saved_alone-members")):
+        assert "step 2 is not committed" in first.pop("problem")
+        assert first == {"ended": 4}
+        for other in others:
+            assert other == {"ended": 4, "problem": ""}
+
+
 @pytest.mark.parametrize("asked", [1, 2])
 def test_a_save_by_hand_between_passes_or_after_them_neither_loses_nor_doubles_one_that_is_due(
     tmp_path: Path, asked: int
