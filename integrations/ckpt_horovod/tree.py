@@ -15,6 +15,7 @@ from numbers import Number
 from types import NoneType
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -203,4 +204,4 @@ def _is_plain(live: Any) -> bool:
         return all(map(_is_plain, live.values()))
     if isinstance(live, list | tuple | set | frozenset | deque):
         return all(map(_is_plain, live))
-    return isinstance(live, Number | str | bytes | NoneType)
+    return isinstance(live, Number | np.generic | str | bytes | NoneType)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import horovod.torch as hvd
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -226,6 +227,7 @@ PLAIN = {
     "a dict": Part({"seen": 12, "best": None}, {"seen": 0}, {"seen": 12, "best": None}),
     "other keys": Part({2: "two"}, {1: "one"}, {2: "two"}),
     "another kind": Part({"best": 3, "all": [1]}, {"best": [], "all": 0}, {"best": 3, "all": [1]}),
+    "NumPy's": Part({"better": np.True_}, {"better": np.False_}, {"better": np.True_}),
     "a number": Part(3, 0, 0),
     "a tuple": Part((3,), (0,), (0,)),
     "a subclass": Part(Counter(a=3), Counter(), Counter()),
