@@ -117,6 +117,8 @@ def edited(root: str) -> dict[str, Any]:
             training.optimizer.end_iteration()
             training_ends.append(training.optimizer.iterations)
             _settle(ck)
+            # Rank 0 has tried this one once more: a save that began beside that would be lost with it.
+            hvd.barrier()
         return {"steps": list(ck.steps()), "ended": training_ends}
 
 
