@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core import restore, store
-from ckpt_core.errors import ConfigError, NotCommitted
+from ckpt_core.errors import ConfigError
 from ckpt_core.options import Level, check_no_null, scheme_of
 from ckpt_core.types import check_step
 from ckpt_core.units import parse_count
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 Place = str | os.PathLike[str]
 """A directory; or, as text, "s3://bucket/prefix" or the like."""
-
-_MOST_TRIES = 5
 
 
 def load(
@@ -74,9 +72,13 @@ def load(
     how["only"] = list(only) if isinstance(only, Iterator) else only
     if url is None:
         return restore.load(local(path), files=files, **how)
+    return _load_far(url, **how)
+
+
+def _load_far(url: str, **how: Any) -> Any:
     from ckpt_core.levels import look_at
 
-    for _ in range(_MOST_TRIES):
+    for _ in range(restore.MOST_TRIES):
         is_root = False
         try:
             with look_at(url) as look:
@@ -86,12 +88,7 @@ def load(
         except restore.Retired:
             if not is_root:
                 raise
-        # It is retired only when there is a newer one, which a new look shows.
-    raise NotCommitted(
-        f"{url}: steps are retired faster than they can be read: keep more of them (keep_last), or pin one "
-        "and load that",
-        path=url,
-    )
+    raise restore.retired_too_fast(url)
 
 
 def verify(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core.restore.directories import committed_directories
 from ckpt_core.restore.empty import tell_empty
-from ckpt_core.restore.failures import Retired
+from ckpt_core.restore.failures import MOST_TRIES, Retired, retired_too_fast
 from ckpt_core.restore.leaves import LeafPlace, StepLeaves, StoredLeaf
 from ckpt_core.restore.manifests import StepManifest, read_manifests
 from ckpt_core.restore.streaming import LeafReader, RankLeaves
@@ -48,6 +48,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "MOST_TRIES",
     "BadChunk",
     "Guard",
     "KnownFiles",
@@ -69,6 +70,7 @@ __all__ = [
     "committed_directories",
     "load",
     "read_manifests",
+    "retired_too_fast",
     "tell_empty",
     "verify",
 ]

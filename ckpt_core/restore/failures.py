@@ -9,6 +9,9 @@ from ckpt_core.errors import NotCommitted, RestoreError
 from ckpt_core.system.files import advice
 from ckpt_core.types import parse_step_dir
 
+MOST_TRIES = 5
+"""A step of a root is retired only when there is a newer one, which a new look shows."""
+
 _THREADS = (
     "The limit of threads or processes is reached (ulimit -u, or that of the container), or that of memory "
     "in which their stacks lie (ulimit -v): raise it."
@@ -81,3 +84,12 @@ class Retired(NotCommitted):
             step=parse_step_dir(step_dir.name),
             path=step_dir,
         )
+
+
+def retired_too_fast(root: Path | str) -> NotCommitted:
+    """Of a root that was looked at anew `MOST_TRIES` times, each time in vain."""
+    return NotCommitted(
+        f"{root}: steps are retired faster than they can be read: keep more of them (keep_last), or pin one "
+        "and load that",
+        path=root,
+    )

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.errors import NotCommitted, RestoreError
+from ckpt_core.errors import RestoreError
 from ckpt_core.restore.deadline import READ_TIMEOUT_S, within
-from ckpt_core.restore.failures import NoMeans, Retired
+from ckpt_core.restore.failures import MOST_TRIES, NoMeans, Retired, retired_too_fast
 from ckpt_core.restore.filling import Need, fill, plan_reads
 from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.manifests import read_manifests
@@ -21,8 +21,6 @@ from ckpt_core.state import Selection, Skeleton
 from ckpt_core.store import resolve
 from ckpt_core.system.collector import uncollected
 from ckpt_core.system.files import Files
-
-_MOST_TRIES = 5
 
 
 @uncollected
@@ -61,7 +59,7 @@ class _Wanted:
 
 
 def _load_newest(path: Path, how: ParallelReader, wanted: _Wanted) -> Any:
-    for _ in range(_MOST_TRIES):
+    for _ in range(MOST_TRIES):
         step_dir = within(READ_TIMEOUT_S, lambda: resolve(path), path=path)
         read = partial(_load, step_dir, how, wanted)
         try:
@@ -71,12 +69,7 @@ def _load_newest(path: Path, how: ParallelReader, wanted: _Wanted) -> Any:
         except Retired:
             if step_dir == path:
                 raise
-        # It is retired only when there is a newer one.
-    raise NotCommitted(
-        f"{path}: steps are retired faster than they can be read: keep more of them (keep_last), "
-        "or pin one and load that",
-        path=path,
-    )
+    raise retired_too_fast(path)
 
 
 def _load(step_dir: Path, how: ParallelReader, wanted: _Wanted) -> Any:
