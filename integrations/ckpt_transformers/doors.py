@@ -178,7 +178,7 @@ class Doors:
         _log.info("resumed from step %d of %s", found.step, run.checkpointer.root)
         with tempfile.TemporaryDirectory() as folder:
             state = state_of(found.trainer)
-            step = state.best_global_step
+            step = _best_named(state)
             if ours := self._best_path(step) is not None or not _is_stock(state):
                 state.best_model_checkpoint = None
             state.save_to_json(os.path.join(folder, TRAINER_STATE_NAME))
@@ -313,12 +313,11 @@ class Doors:
         elif not self._is_in_root(state.best_model_checkpoint):
             self._running.checkpointer.wait_staged()  # the last step may still be read
             self._own["_load_best_model"]()
-        elif not self._running.restore_best(int(state.best_global_step or 0)):
+        elif not self._running.restore_best(step := _best_named(state) or 0):
             before = self._running.best_kept
             kept = f". Step {before} is kept, the best that was" if before else ""
             tell(
-                f"the best step, {state.best_global_step}, was not saved: the model stays as it was last"
-                f"{kept}",
+                f"the best step, {step}, was not saved: the model stays as it was last{kept}",
                 rank=self._running.checkpointer.rank,
             )
             self.settle_best()
@@ -360,16 +359,27 @@ def _is_stock(state: TrainerState) -> bool:
     return best is not None and os.path.isfile(os.path.join(best, TRAINER_STATE_NAME))
 
 
+def _best_named(state: TrainerState) -> int | None:
+    """The best step of those that were to be saved: an evaluation may have been better at another one."""
+    named = _step_named(os.path.basename(str(state.best_model_checkpoint)))
+    return state.best_global_step if named is None else named
+
+
+def _step_named(name: str) -> int | None:
+    digits = name.removeprefix("step-")
+    named = digits.isdecimal() and name == step_path(".", int(digits)).name
+    return int(digits) if named else None
+
+
 def _step_of(path: Path, root: Path) -> int | None:
     """The step of this root that a path names; None for the root itself: the newest."""
     home = os.path.realpath(root)  # either may be named through a link
     if os.path.realpath(path) == home:
         return None
-    digits = path.name.removeprefix("step-")
-    named = digits.isdecimal() and path.name == step_path(root, int(digits)).name
-    if not named or os.path.realpath(path.parent) != home:
+    named = _step_named(path.name)
+    if named is None or os.path.realpath(path.parent) != home:
         raise ConfigError(
             f"resume_from_checkpoint={str(path)!r} is neither a step of {root} nor a directory that Trainer "
             f"wrote: give True for the newest step, or one of its directories"
         )
-    return int(digits)
+    return named

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from ckpt_core import Checkpointer, ConfigError, StateMismatch, committed_steps, load, step_path
 from ckpt_core.store.pins import pinned_steps
@@ -168,6 +168,32 @@ def test_the_best_step_stays_beside_the_newest(tmp_path: Path) -> None:
     assert best is not None and best < STEPS
     assert committed_steps(tmp_path / "ckpts") == (best, STEPS)
     assert trainer.state.best_model_checkpoint == str(step_path(tmp_path / "ckpts", best))
+
+
+@pytest.mark.parametrize("dies_at", [None, 5])
+def test_the_best_step_of_those_that_are_saved_is_loaded_where_one_between_was_better(
+    dies_at: int | None, tmp_path: Path
+) -> None:
+    scores = {1: 0.1, 2: 0.8, 3: 0.9, 4: 0.2, 5: 0.1, 6: 0.2}
+
+    def train(*callbacks: TrainerCallback) -> Any:
+        trainer: Any = trainer_of(
+            tmp_path,
+            *callbacks,
+            **BEST | {"metric_for_best_model": "score", "eval_steps": 1, "max_steps": 6},
+        )
+        trainer.compute_metrics = lambda _: {"score": scores[trainer.state.global_step]}
+        trainer.train(resume_from_checkpoint=True)
+        return trainer
+
+    if dies_at is not None:
+        with pytest.raises(KeyboardInterrupt):
+            train(DiesAt(dies_at))
+    trainer = train()
+    best = step_path(tmp_path / "ckpts", 2)
+    assert trainer.state.best_model_checkpoint == str(best)
+    saved, live = load(best, only=["model"])["model"], trainer.model.state_dict()
+    assert all(torch.equal(live[name], tensor) for name, tensor in saved.items())
 
 
 def test_a_resume_leaves_pins_of_other_people(tmp_path: Path) -> None:
