@@ -34,21 +34,21 @@ def export(
 
     Args:
         path: a step, or a root: then its newest step. A directory, or the URL of an object store.
-        directory: must not be there yet.
+        directory: must not be there yet; "~" is the home. No URL.
         model: one of the model's class, to be filled and written; for classes that are not of `transformers`
             itself, and for prompt, prefix and P-tuning. None: it is made of the configuration.
 
     Raises:
-        ConfigError: `directory` is there, or within a step; the step was not saved by AsyncCheckpoint, or its
-            weights are not those of `model`; or PEFT computes what an adapter's file holds, and `model` is
-            None.
+        ConfigError: `directory` is there, is a URL, or is within a step or named as one; the step was not
+            saved by AsyncCheckpoint, or its weights are not those of `model`; or PEFT computes what an
+            adapter's file holds, and `model` is None.
         NotCommitted: there is no step.
         UntrustedData: the model holds more than tensors and plain values.
         CorruptCheckpoint: a file of the step has a name that leads out of the directory; else, as
             UnknownFormat and RestoreError, as `ckpt_core.load`.
         OSError: the directory cannot be written. Nothing is left of it.
     """
-    target = Path(os.path.abspath(directory))
+    target = _place(directory)
     if os.path.lexists(target):
         raise ConfigError(f"directory={str(directory)!r} is there already: give another name")
     _check_outside(target)
@@ -85,8 +85,20 @@ def _loaded(path: str | os.PathLike[str]) -> Any:
         ) from exc
 
 
+def _place(directory: str | os.PathLike[str]) -> Path:
+    text = os.fspath(directory)
+    if "://" in text or re.match(r"[a-z0-9]+:/[^/]", text):  # a Path makes one "/" of two
+        raise ConfigError(
+            f"directory={text!r} is a URL, and from_pretrained reads directories: name one here, and copy it"
+        )
+    return Path(os.path.abspath(os.path.expanduser(text)))
+
+
 def _check_outside(target: Path) -> None:
     """Raises ConfigError for a place within the directory of a step, which holds what was saved alone."""
+    digits = target.name.removeprefix("step-")
+    if digits.isdecimal() and target.name == step_path(target.parent, int(digits)).name:
+        raise ConfigError(f"{target} has the name of a step: readers would take it for one")
     folder = Path(os.path.realpath(target.parent))
     for place in (folder, *folder.parents):
         root = place.parent

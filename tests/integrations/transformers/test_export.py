@@ -66,6 +66,24 @@ class Own:
     """A class that nobody knows to be harmless."""
 
 
+def test_where_no_directory_is_meant_or_a_step_would_be_taken_for_one_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer_of(tmp_path, max_steps=2).train()
+    root = tmp_path / "ckpts"
+    monkeypatch.chdir(tmp_path)
+    there = sorted(tmp_path.iterdir())
+    for url in ("s3://bucket/model", Path("s3://bucket/model")):
+        with pytest.raises(ConfigError, match="is a URL"):
+            export(root, url)
+    for folder in (root, tmp_path):
+        with pytest.raises(ConfigError, match="has the name of a step"):
+            export(root, step_path(folder, 999))
+    assert sorted(tmp_path.iterdir()) == there
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert export(root, "~/model") == tmp_path / "home" / "model"
+
+
 def test_what_is_no_tensor_is_named_and_no_trust_is_asked_for(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "ckpts") as ck:
         ck.save(1, {"model": {"w": torch.ones(3), "extra": Own()}, "files": {}})
