@@ -13,7 +13,7 @@ from ckpt_core.errors import PersistError
 from ckpt_core.observe.event import Event, EventName
 from ckpt_core.observe.timeline import timeline
 from ckpt_core.system.replacing import replaced
-from ckpt_core.system.threads import own_lock
+from ckpt_core.system.threads import is_harmless, own_lock
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,9 @@ class _Subscriber:
     def call(self, event: Event) -> None:
         try:
             self._callback(event)
-        except Exception:
+        except BaseException as exc:
+            if not is_harmless(exc):
+                raise
             if not self._failed:
                 self._failed = True
                 logger.exception("an event subscriber failed; later errors of it are not logged")

@@ -199,13 +199,33 @@ class ThreadFuture(OwnFuture[T]):
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         self._check_process()
-        super().add_done_callback(fn)
+        super().add_done_callback(functools.partial(_outlived, fn))
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid and not self.done():
             raise ConfigError(
                 f"this save was begun in process {self._pid}, and this is a fork of it: ask there"
             )
+
+
+def _outlived(callback: Callable[[Future[T]], object], done: Future[T]) -> None:
+    try:
+        callback(done)
+    except BaseException as exc:
+        if not is_harmless(exc):
+            raise
+        _log.exception("a callback of a save failed")
+
+
+_worker = threading.local()
+
+
+def is_harmless(error: BaseException) -> bool:
+    """Of what a user's function has raised: whether it is to be logged, and goes no further.
+
+    `sys.exit()` and the like on a thread of ours would end that thread, and what it had still to tell.
+    """
+    return isinstance(error, Exception) or hasattr(_worker, "runs")
 
 
 class Worker:
@@ -254,6 +274,7 @@ class Worker:
         return ended
 
     def _run_to_end(self) -> None:
+        _worker.runs = True
         try:
             self._run()
         finally:
