@@ -51,8 +51,7 @@ class Checkpointer(Looks):
 
     Raises:
         ConfigError: an argument is wrong.
-        RootBusy: another process, or another Checkpointer, has the root open for writing; or another run has
-            a level.
+        RootBusy: another process, or Checkpointer, has the root open for writing; or another run has a level.
         RestoreError: a level cannot be reached, and this root has no run yet: there may be one to go on with.
         PersistError: the root cannot be made or written to, or the threads could not be started.
         CommitError, CoordinationTimeout: another rank could not open the root, or did not come.
@@ -122,8 +121,7 @@ class Checkpointer(Looks):
 
         Args:
             step: optimizer step, 0 or more. A committed step of this number is replaced as a whole.
-            state: nested dict, list, tuple or dataclass of tensors, plain values, and objects with
-                `state_dict()`.
+            state: nested dict, list, tuple or dataclass of tensors, plain values, objects with state_dict().
             per_rank: with several ranks, paths of the state (such as "sampler" or "model.head") whose
                 tensors belong to this rank alone. `RngState` is always private, and plain values are
                 each rank's own. Everything else is replicated: equal on all ranks, each of which stores
@@ -199,14 +197,12 @@ class Checkpointer(Looks):
         """Block until training may change the leaves of every started snapshot, on this thread.
 
         What this thread asks of a device from then on, in its current streams, runs behind copies that are
-        still under way there. Steps of torch optimizers wait by themselves. This is for other changes of
-        leaves, or those before the first step after a save; called on the training thread right before.
+        still under way there. Steps of torch optimizers wait by themselves: this is for other changes, or
+        those before the first step after a save; called on the training thread right before.
 
         Args:
-            names: wait for these leaves alone; None for all. A name that a save does not know waits for
-                all leaves of that save.
-            before: of snapshots of lower steps than this alone, or of all besides this save, which is open;
-                None for all.
+            names: wait for these leaves alone; None for all. One that a save does not know waits for all.
+            before: of snapshots of lower steps than this alone, or besides this save, which is open, or all.
 
         Raises:
             StagingError: not within `timeout`.
@@ -261,13 +257,11 @@ class Checkpointer(Looks):
     ) -> None:
         """Allocate and touch the staging memory for `state` now, instead of during the first save.
 
-        Called once before training, with the arguments of `save`. Optional: the first save is then as
-        cheap as the later ones. Where leaves are on a device it returns at once, and the memory is
-        page-locked in the background, 0.2 s for each GB; `wait` waits for that.
+        Once before training, with the arguments of `save`. Optional: the first save is then as cheap as
+        others. Leaves on a device: at once, memory is page-locked behind it, 0.2 s for each GB; see `wait`.
 
         Raises:
-            ConfigError: the state cannot be saved, `staging_bytes` is too small for it, or a graph is being
-                captured.
+            ConfigError: it cannot be saved, `staging_bytes` is too small, or a graph is being captured.
         """
         self._check_usable()
         self._engine.plain.prepare(state, per_rank=per_rank, replicated=replicated)
@@ -323,8 +317,13 @@ class Checkpointer(Looks):
                 level could not be asked.
         """
         self._check_usable()
-        part = Selection.of(only, partial=partial, rename=rename)
-        asked = RestoreRequest(step, strict=strict, trusted=trusted, broadcast=broadcast, part=part)
+
+        def asked() -> RestoreRequest:
+            part = Selection.of(only, partial=partial, rename=rename)
+            return RestoreRequest(
+                step, strict=strict, trusted=trusted, broadcast=broadcast, part=part
+            )
+
         return self._engine.restore(state, asked)
 
     # -- end -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,26 +159,23 @@ class Engine:
         self.layerwise = LayerwiseSaves(admission, pipeline, shards, auditor, planner)
         self.named = FilesSaves(admission, pipeline, shards, info=info)
 
-    def restore(self, state: Any, request: RestoreRequest) -> RestoredStep | None:
+    def restore(self, state: Any, request: Callable[[], RestoreRequest]) -> RestoredStep | None:
         """Fill a state once nothing is in flight; what came of it is told. As `Checkpointer.restore`."""
         self.refuse_here("restore")
-        self.flights.refuse_unsealed()
-        if self.flights.wait_empty(deadline=time.monotonic() + self.options.timeout_s):
-            self.store.gone_back()
         began = time.monotonic()
-        found = self._restorer().restore(state, request)
-        if found is not None:
-            self.levels.restored(found.step)
-            self.events.tell(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
-        elif self.coordination.info.rank == 0:
-            tell_empty(self.gauges.root)
-        return found
 
-    def _restorer(self) -> Restorer:
-        # What is read may be found damaged: nothing of it is shared any more.
-        for saves in (self.plain, self.layerwise.planner, self.named):
-            saves.sharing.forget()
-        return Restorer(
+        def asked() -> RestoreRequest:
+            nonlocal began
+            self.flights.refuse_unsealed()
+            if self.flights.wait_empty(deadline=time.monotonic() + self.options.timeout_s):
+                self.store.gone_back()
+            # What is read may be found damaged: nothing of it is shared any more.
+            for saves in (self.plain, self.layerwise.planner, self.named):
+                saves.sharing.forget()
+            began = time.monotonic()
+            return request()
+
+        restorer = Restorer(
             self.store.root,
             files=self.files,
             readers=self.options.readers,
@@ -188,6 +186,13 @@ class Engine:
             further=self._further(),
             shown=self.options.progress,
         )
+        found = restorer.restore_asked(state, asked)
+        if found is not None:
+            self.levels.restored(found.step)
+            self.events.tell(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
+        elif self.coordination.info.rank == 0:
+            tell_empty(self.gauges.root)
+        return found
 
     def _further(self) -> BringsBack | None:
         store, options = self.store, self.options
@@ -217,11 +222,9 @@ class Engine:
         self.levels.start()
         self._open_outlets()
         self.barriers.open()
+        options = self.options
         open_together(
-            self.store,
-            self.coordination,
-            levels=self.options.further,
-            timeout_s=self.options.timeout_s,
+            self.store, self.coordination, levels=options.further, timeout_s=options.timeout_s
         )
         self.shards.look()
         self.outlets.found(self.store.steps)
@@ -237,16 +240,13 @@ class Engine:
 
     def wait(self, level: int | str | None, *, last: bool) -> bool:
         """Wait until nothing is in flight nor asks a device for anything, and all due at a level is there.
-
-        False where the first two took until `timeout`. Raises as `Checkpointer.wait`.
-        """
+        False where the first two took until `timeout`. Raises as `Checkpointer.wait`."""
         self.refuse_here("wait")
         if last and level is None:
             raise ConfigError("wait(last=True): say at which level: wait(level=1, last=True)")
         deadline = time.monotonic() + self.options.timeout_s
-        if not self.flights.wait_empty(deadline=deadline):
-            return False
-        if not self.pipeline.wait_locked(deadline=deadline):
+        ended = self.flights.wait_empty(deadline=deadline)
+        if not ended or not self.pipeline.wait_locked(deadline=deadline):
             return False
         if level is not None:
             self.levels.wait(level, deadline=deadline, last=last)
@@ -266,10 +266,7 @@ class Engine:
         return text + (f"; rank {info.rank} of {info.world_size}" if info.world_size > 1 else "")
 
     def close(self) -> None:
-        """Finish what is in flight, within `timeout`, then end the threads and unlock the root.
-
-        Interrupted anywhere, it is called again.
-        """
+        """Finish what is in flight, within `timeout`, end the threads, unlock. Interrupted: call it again."""
         self.flights.closed = closed_meanwhile(self.store.root)
         self.journal.sweep(self.flights.closed)
         self.flights.give_up_unsealed()
@@ -341,6 +338,8 @@ class Looks:
 
     def pin(self, step: int) -> None:
         """Keep a committed step until `unpin`, whatever the retention says; survives restarts.
+
+        Of several ranks all call it: the first of those that share a root sets it, and hears of it.
 
         Raises:
             NotCommitted: the step has been retired, or was never saved. One in flight or still to come can be

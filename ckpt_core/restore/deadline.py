@@ -14,6 +14,7 @@ from ckpt_core.restore.failures import NoMeans, ReadHung
 if TYPE_CHECKING:
     import torch
 
+    from ckpt_core.state import Binding
     from ckpt_core.system.devices import Devices
 
 _Result = TypeVar("_Result")
@@ -70,3 +71,10 @@ def wait_for_devices(devices: Devices, used: Sequence[torch.device], timeout_s: 
         devices.queued(used).wait(deadline=time.monotonic() + timeout_s)
     except (StagingError, RuntimeError) as exc:
         raise RestoreError(str(exc)) from exc
+
+
+def wait_for_copies(devices: Devices, binding: Binding, timeout_s: float) -> None:
+    """Once this returns every stream of a device finds what the binding's `finish` has put there."""
+    used = devices.of_all([*binding.destinations.values(), *binding.copied])
+    used = devices.and_current(used) if binding.loads else used
+    wait_for_devices(devices, used, timeout_s)

@@ -94,6 +94,7 @@ class Together:
         self._coordination = coordination
         self._call = ""
         self._told: BaseException | None = None
+        self._begun = False
         self._root = root
         self._timeout_s = timeout_s + min(timeout_s, _MARGIN_S)
 
@@ -102,7 +103,7 @@ class Together:
 
         What it raises without the others' knowing, such as an interrupt, they get at once as an error.
         """
-        self._call = self._coordination.call_id()
+        self._call, self._begun = self._coordination.call_id(), False
         try:
             return action()
         except BaseException as exc:
@@ -115,8 +116,9 @@ class Together:
             self._told = None
 
     def _leave(self, error: BaseException) -> None:
-        # An error of ours has been told, or is what all ranks have concluded.
-        if self._call and not isinstance(error, CkptError) and error is not self._told:
+        # An error of ours is told by the exchanges, or is what all ranks have concluded, once there was one.
+        known = isinstance(error, CkptError) and self._begun
+        if self._call and not known and error is not self._told:
             text = f"its restore was cut short: {_text(error)}"
             others = [Kind.OK, "", None]
             self._coordination.leave(self._call, [Kind.FATAL, text, None], others)
@@ -144,7 +146,7 @@ class Together:
                 that rank its own error, whatever it is.
             CoordinationTimeout, CommitError: the other ranks cannot be asked.
         """
-        own, data = Exchange[_Result]((), None, None), None
+        own, data, self._begun = Exchange[_Result]((), None, None), None, True
         try:
             own.result, data = action()
         except MemoryError as exc:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from ckpt_core.restore.choosing import (
     unseen,
     wait_for_save,
 )
-from ckpt_core.restore.deadline import wait_for_devices, within
+from ckpt_core.restore.deadline import wait_for_copies, within
 from ckpt_core.restore.exchange import Exchange, Kind, Together
 from ckpt_core.restore.failures import NotBrought, Retired
 from ckpt_core.restore.further import FurtherLevels, NoFurtherLevels
@@ -46,7 +47,6 @@ from ckpt_core.units import count_text
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from ckpt_core.state import Binding
 
 logger = logging.getLogger("ckpt_core")
 
@@ -98,7 +98,6 @@ class Restorer:
         self._further: FurtherLevels = further or NoFurtherLevels()
         self._shown = shown and self._info.rank == 0
 
-    @uncollected
     def restore(self, state: Any, request: RestoreRequest | None = None) -> RestoredStep | None:
         """Fill `state` in place from the newest valid step, or the one asked for; None when there is none.
 
@@ -122,16 +121,23 @@ class Restorer:
             RestoreError: no step can be read, a read hangs, or another rank failed; names it.
             CoordinationTimeout, CommitError: the other ranks cannot be asked.
         """
-        request = request or RestoreRequest()
+        return self.restore_asked(state, lambda: request or RestoreRequest())
+
+    @uncollected
+    def restore_asked(self, state: Any, ask: Callable[[], RestoreRequest]) -> RestoredStep | None:
+        """As `restore`, of what `ask` returns; what that raises the other ranks hear at once."""
+        return self._together.call(lambda: self._asked(state, ask()))
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _asked(self, state: Any, request: RestoreRequest) -> RestoredStep | None:
         search = Search(state, request.trusted, request.part)
         try:
-            return self._together.call(lambda: self._search(search, request))
+            return self._search(search, request)
         except Exception as exc:
             if search.touched:
                 tell_touched(exc)
             raise
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _search(self, search: Search, request: RestoreRequest) -> RestoredStep | None:
         trail = Trail(self._root, request.step, request.strict)
@@ -275,7 +281,7 @@ class Restorer:
                 search.broadcast.run(found.shares, filled, timeout_s=timeout_s)
             search.fills(found.binding.finished)
             state = found.binding.finish()
-            self._wait_for_copies(found.binding)
+            wait_for_copies(self._devices, found.binding, self._how.timeout_s)
             return state, None
 
         # Order matters: nothing of the objects that load changes before every rank has its bytes.
@@ -283,13 +289,6 @@ class Restorer:
         if self._mends(step, attempt, done, trail) or self._failed(step, done, trail):
             return None
         return found, done.result
-
-    def _wait_for_copies(self, binding: Binding) -> None:
-        """Once this returns every stream of a device finds what `finish` has put there."""
-        devices = self._devices
-        used = devices.of_all([*binding.destinations.values(), *binding.copied])
-        used = devices.and_current(used) if binding.loads else used
-        wait_for_devices(devices, used, self._how.timeout_s)
 
     def _mends(self, step: int, attempt: str, exchange: Exchange[Any], trail: Trail) -> bool:
         """Whether ranks could not use a step, and it is brought to their roots anew."""

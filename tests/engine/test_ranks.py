@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_core import Checkpointer, CommitError, CoordinationTimeout, Options, load
+from ckpt_core import (
+    Checkpointer,
+    CommitError,
+    ConfigError,
+    CoordinationTimeout,
+    Options,
+    RestoreError,
+    load,
+)
 from ckpt_core.layout import MANIFEST_NAME, rank_manifest_name
 from ckpt_core.system.files import Files
 from tests.coordination.conftest import Ranks, no_name_server, ranks
@@ -218,3 +226,49 @@ def test_a_save_that_one_rank_alone_asked_for_costs_none_behind_the_next_restore
     job.commit(20, 21)
     assert job.restore() == [(20, 21)] * 2
     job.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("wrong", ["only", "step", "unsealed", "interrupted"])
+def test_what_one_rank_alone_is_refused_before_it_looks_for_steps_the_others_hear(
+    wrong: str, rank: int, tmp_path: Path, ranks: Callable[..., Ranks]
+) -> None:
+    job = Job(ranks(nodes="aa"), [tmp_path] * 2, {})
+    job.commit(10, 1)
+    own = job.parts[rank]
+
+    def refused() -> BaseException | None:
+        opened = own.begin(20, {"w": torch.zeros(3)}) if wrong == "unsealed" else None
+        flights = own._engine.flights
+        wait = flights.wait_empty
+        if wrong == "interrupted":
+            flights.wait_empty = _interrupted  # type: ignore[method-assign]
+        try:
+            own.restore(
+                state(0),
+                only=[] if wrong == "only" else None,
+                step="1" if wrong == "step" else None,  # type: ignore[arg-type]
+            )
+        except BaseException as exc:
+            return exc
+        finally:
+            flights.wait_empty = wait  # type: ignore[method-assign]
+            if opened is not None:
+                opened.abort()
+        return None
+
+    def turn(at: int) -> BaseException | None:
+        if at == rank:
+            return refused()
+        with pytest.raises(RestoreError, match=f"rank {rank}: its restore was cut short") as told:
+            job.parts[at].restore(state(0))
+        return told.value
+
+    expected = KeyboardInterrupt if wrong == "interrupted" else ConfigError
+    assert isinstance(job.do(lambda at: [turn(at)])[rank][0], expected)
+    assert job.restore() == [(10, 1)] * 2
+    job.close()
+
+
+def _interrupted(*, deadline: float) -> bool:
+    raise KeyboardInterrupt
