@@ -45,7 +45,8 @@ class RngState:
         """Put the generators back; called by `restore` when everything else has been loaded.
 
         Devices that this machine lacks are left out, and so is numpy when it is not installed. Devices
-        that are not in use yet are not initialized: their generators are put back when they are.
+        that are not in use yet are not initialized: their generators are put back when they are, whatever
+        was seeded before, and are saved meanwhile as they will be.
 
         Raises:
             ValueError: these are no states of such generators; nothing was put back.

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ckpt_core.system.device_generators import generators_of, put_generators_back
 from ckpt_core.system.page_locks import locked_by_torch, register, runtime_of, unregister
 from ckpt_core.system.pages import page_memory
 from ckpt_core.system.queued import NOTHING_QUEUED as NOTHING_QUEUED
@@ -28,9 +29,6 @@ from ckpt_core.system.queued import Queued as Queued
 from ckpt_core.system.queued import Stream as Stream
 
 _log = logging.getLogger("ckpt_core")
-
-_CURRENT = "current"
-"""Beside the types of devices in the states of generators; of their form, so that older releases take it."""
 
 
 class Devices:
@@ -311,22 +309,18 @@ class Devices:
     def generators(self) -> dict[str, list[Tensor]]:
         """Their states, by type of device, and which of them is the current device's.
 
-        Nothing where none is in use, or the backend cannot be asked.
+        Where none is in use those that wait to be put back; nothing where there are none, or the backend
+        cannot be asked.
         """
         kind = self.kind()
-        if kind is None or not self.in_use():
-            return {}
-        module = torch.get_device_module(kind)
-        if hasattr(module, "get_rng_state_all"):
-            current = torch.tensor([module.current_device()], dtype=torch.uint8, device="cpu")
-            return {kind: list(module.get_rng_state_all()), _CURRENT: [current]}
-        return {kind: [module.get_rng_state()]} if hasattr(module, "get_rng_state") else {}
+        return {} if kind is None else generators_of(kind, in_use=self.in_use())
 
     def set_generators(self, states: Mapping[str, Sequence[Tensor]]) -> tuple[int, int] | None:
         """Put those of the type that this process has back, one state for each device, in order.
 
         Where the process sees another number of devices, their order tells nothing: the current device, which
-        a rank computes on, gets the state of the one that was so then.
+        a rank computes on, gets the state of the one that was so then. Devices that are not in use yet get
+        theirs when they are, unless the program seeds all of them first.
 
         Returns:
             That number as it was saved, and as it is; None: they are equal.
@@ -334,19 +328,7 @@ class Devices:
         kind = self.kind()
         if kind is None or kind not in states:
             return None
-        module, saved = torch.get_device_module(kind), states[kind]
-        count = module.device_count()
-        if hasattr(module, "set_rng_state_all"):
-            for index, state in enumerate(saved[:count]):
-                module.set_rng_state(state, index)
-            # Of older releases it is not known, and of forged states it may be anything.
-            current = [int(index) for row in states.get(_CURRENT, ()) for index in row]
-            if len(saved) != count and current and current[0] < len(saved):
-                # Without a number: a process that does not use its devices yet is asked for it later.
-                module.set_rng_state(saved[current[0]])
-        elif saved and hasattr(module, "set_rng_state"):  # MPS: there is one device.
-            module.set_rng_state(saved[0])
-        return None if len(saved) == count else (len(saved), count)
+        return put_generators_back(kind, states, in_use=self.in_use())
 
     # -- for people ------------------------------------------------------------------------------
 

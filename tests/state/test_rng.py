@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 import sys
@@ -213,3 +214,82 @@ def test_a_program_that_bars_numpy_saves_and_restores_without(
         want = torch.rand(3), random.random()
         assert ck.restore(state) is not None
     assert torch.equal(torch.rand(3), want[0]) and random.random() == want[1]
+
+
+@pytest.fixture
+def unused(monkeypatch: pytest.MonkeyPatch) -> list[torch.Generator]:
+    """Generators of two devices that are not in use yet: torch.cuda's own code above another driver."""
+    made = [torch.Generator() for _ in range(2)]
+    for owner, name, value in [
+        (torch.cuda, "_initialized", False),
+        (torch.cuda, "_queued_calls", []),
+        (torch.cuda, "_lazy_seed_tracker", type(torch.cuda._lazy_seed_tracker)()),
+        (torch.cuda, "_cudart", object()),
+        (torch.cuda, "_is_in_bad_fork", lambda: False),
+        (torch._C, "_cuda_getDeviceCount", lambda: 2),
+        (torch._C, "_cuda_init", lambda: None),
+        (torch.cuda, "default_generators", tuple(made)),
+        (Devices, "kind", lambda self: "cuda"),
+        *((module, "device_count", lambda: 2) for module in (torch.cuda, torch.cuda.random)),
+        *((module, "current_device", lambda: 1) for module in (torch.cuda, torch.cuda.random)),
+    ]:
+        monkeypatch.setattr(owner, name, value, raising=False)
+    return made
+
+
+def drawn(generators: list[torch.Generator]) -> list[float]:
+    return [torch.rand(1, generator=generator).item() for generator in generators]
+
+
+def saved_by_a_run(generators: list[torch.Generator]) -> Any:
+    """What a run saved whose two devices have drawn, and with it what they draw next."""
+    for seed, generator in enumerate(generators):
+        generator.manual_seed(100 + seed)
+    rows = [generator.get_state() for generator in generators]
+    states = RngState().state_dict() | {
+        "cuda": rows,
+        "current": [torch.ones(1, dtype=torch.uint8)],
+    }
+    return states, drawn(generators)
+
+
+def test_a_seed_that_was_set_before_a_device_is_used_does_not_replace_what_is_put_back(
+    unused: list[torch.Generator],
+) -> None:
+    saved, want = saved_by_a_run(unused)
+    torch.cuda.manual_seed_all(7)
+    torch.cuda.manual_seed(8)
+    RngState().load_state_dict(saved)
+    assert not torch.cuda.is_initialized()
+    torch.cuda.init()
+    assert drawn(unused) == want
+
+
+def test_of_other_devices_not_in_use_the_current_one_goes_on(unused: list[torch.Generator]) -> None:
+    saved, want = saved_by_a_run(unused)
+    torch.cuda.manual_seed_all(7)
+    saved["cuda"] = [saved["cuda"][0]] * 2 + [saved["cuda"][1]]
+    saved["current"] = [torch.full((1,), 2, dtype=torch.uint8)]
+    with pytest.warns(RestoreWarning, match="3 of them were visible .* 2 are"):
+        RngState().load_state_dict(saved)
+    torch.cuda.init()
+    assert drawn(unused) == want
+
+
+def test_what_waits_for_a_device_is_saved_until_the_program_seeds_anew(
+    unused: list[torch.Generator],
+) -> None:
+    saved, want = saved_by_a_run(unused)
+    RngState().load_state_dict(saved)
+    again = RngState().state_dict()
+    assert not torch.cuda.is_initialized()
+    assert set(again) == set(saved)
+    torch.cuda.manual_seed_all(7)
+    gc.collect()
+    assert "cuda" not in RngState().state_dict()
+    RngState().load_state_dict(again)
+    torch.cuda.init()
+    assert drawn(unused) == want
+    assert torch.equal(
+        RngState().state_dict()["cuda"][0], torch.cuda.default_generators[0].get_state()
+    )
