@@ -21,7 +21,13 @@ import torch
 from torch import Tensor
 
 from ckpt_core.system.device_generators import generators_of, put_generators_back
-from ckpt_core.system.page_locks import locked_by_torch, register, runtime_of, unregister
+from ckpt_core.system.page_locks import (
+    kept,
+    locked_by_torch,
+    register,
+    runtime_of,
+    unregister_and_unmap,
+)
 from ckpt_core.system.pages import page_memory
 from ckpt_core.system.queued import NOTHING_QUEUED as NOTHING_QUEUED
 from ckpt_core.system.queued import Event
@@ -226,20 +232,23 @@ class Devices:
             return locked_by_torch(nbytes)
         mapping = page_memory(nbytes)
         memory = (ctypes.c_char * nbytes).from_buffer(mapping)
+        address = ctypes.addressof(memory)
         module = torch.get_device_module(device)
         before = module.current_device()
+        # Order matters: Ctrl-C may come while it is locked, which takes long, and is seen behind that.
+        unlock = weakref.finalize(memory, unregister_and_unmap, runtime, address, device)
+        unlock.atexit = False
+        kept[address] = mapping
         try:
             # Not to open a context on another device, which may be the current one.
             with module.device(device):
-                code = register(runtime, ctypes.addressof(memory), nbytes, device)
+                code = register(runtime, address, nbytes, device)
         finally:
             # Ctrl-C between the calls of the `with` would leave training on this device.
             if module.current_device() != before:
                 module.set_device(before)
         if code != 0:
             raise RuntimeError(f"error {code}")
-        unlock = weakref.finalize(memory, unregister, runtime, ctypes.addressof(memory), mapping)
-        unlock.atexit = False
         return memoryview(memory).cast("B")
 
     def send(self, target: Tensor, source: Tensor) -> None:

@@ -13,6 +13,10 @@ from ckpt_core.units import ALIGN_BYTES
 _PORTABLE = 1
 """cudaHostRegisterPortable: page-locked for every device of the process."""
 
+kept: dict[int, object] = {}
+"""Mappings by address. What is registered must stay mapped: a device takes whatever comes to lie there
+for the old pages."""
+
 
 def runtime_of(device: torch.device) -> Any:
     """What page-locks memory: CUDA's runtime, which ROCm has under the same names; None: there is none."""
@@ -24,15 +28,26 @@ def register(runtime: Any, address: int, nbytes: int, device: torch.device) -> i
     """Page-lock memory; what CUDA answers, 0 for done. No error stays behind."""
     code = int(runtime.cudaHostRegister(address, nbytes, _PORTABLE))
     if code != 0:
-        # The refusal is the last error of this thread, for the next kernel to fail with.
-        with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=device)
+        _forget_error(device)
     return code
 
 
-def unregister(runtime: Any, address: int, _: object) -> None:
-    """Undo `register`, before the memory goes."""
-    runtime.cudaHostUnregister(address)
+def unregister(runtime: Any, address: int, device: torch.device) -> None:
+    """Undo `register`, before the memory goes. Idempotent."""
+    if int(runtime.cudaHostUnregister(address)) != 0:
+        _forget_error(device)
+
+
+def unregister_and_unmap(runtime: Any, address: int, device: torch.device) -> None:
+    """Undo `register` for memory that is in `kept`."""
+    unregister(runtime, address, device)
+    kept.pop(address, None)
+
+
+def _forget_error(device: torch.device) -> None:
+    # A refusal is the last error of this thread, for the next kernel to fail with.
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 def locked_by_torch(nbytes: int) -> memoryview:

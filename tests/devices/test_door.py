@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import torch
 
 from ckpt_core import Checkpointer, Options
 from ckpt_core.snapshot import Sampler
+from ckpt_core.system import page_locks
 from ckpt_core.system.devices import Devices
 from tests.devices.late_devices import LateDevices
 
@@ -50,6 +52,9 @@ class Backend(ModuleType):
 
     Stream = Stream
     Event = Event
+
+    def _lazy_init(self) -> None:
+        """Torch asks for it before it refuses to make a tensor there."""
 
     def current_stream(self, device: torch.device) -> Stream:
         return self.current[device]
@@ -97,6 +102,8 @@ class Runtime:
         return self.code
 
     def cudaHostUnregister(self, address: int) -> int:
+        if address not in self.locked:
+            return 713
         self.locked.remove(address)
         return 0
 
@@ -120,7 +127,6 @@ def test_buffers_to_fill_devices_from_are_locked_until_nobody_has_them(backend: 
 
 def test_a_refusal_to_lock_a_buffer_is_an_error_of_torchs_kind(backend: Backend) -> None:
     backend.cudart = lambda: Runtime(code=2)
-    backend._lazy_init = lambda: None
     backend.current_device = lambda: 0
     backend.device = lambda device: contextlib.nullcontext()
     with pytest.raises(RuntimeError, match="error 2"):
@@ -151,6 +157,59 @@ def test_ctrl_c_while_a_buffer_is_locked_leaves_training_on_its_device(backend: 
     with pytest.raises(KeyboardInterrupt):
         Devices().buffer(8192, torch.device(KIND, 9))
     assert current == [3]
+
+
+@dataclass
+class Interrupting(Runtime):
+    """Ctrl-C while memory is locked: Python sees it when the call returns."""
+
+    mapped: list[bool] = field(default_factory=list)
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        super().cudaHostRegister(address, nbytes, flags)
+        raise KeyboardInterrupt
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.mapped.append(ctypes.string_at(address, 1) == b"\0")
+        return super().cudaHostUnregister(address)
+
+
+def test_ctrl_c_while_a_buffer_is_locked_leaves_nothing_locked_that_is_unmapped(
+    backend: Backend,
+) -> None:
+    runtime = Interrupting()
+    backend.cudart = lambda: runtime
+    backend.current_device = lambda: 0
+    backend.device = lambda device: contextlib.nullcontext()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Devices().buffer(8192, torch.device(KIND, 11))
+    del caught
+    gc.collect()
+    assert runtime.mapped == [True]
+    assert not runtime.locked and not page_locks.kept
+
+
+class Unlocked(Runtime):
+    """Interrupted before memory is locked."""
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_a_buffer_is_locked_leaves_no_error_of_its_unlocking(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgot: list[torch.device] = []
+    monkeypatch.setattr(page_locks, "_forget_error", forgot.append)
+    backend.cudart = Unlocked
+    backend.current_device = lambda: 0
+    backend.device = lambda device: contextlib.nullcontext()
+    device = torch.device(KIND, 12)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Devices().buffer(8192, device)
+    del caught
+    gc.collect()
+    assert forgot == [device] and not page_locks.kept
 
 
 def test_what_a_backend_lacks_is_said_once_and_by_its_name(
