@@ -287,7 +287,9 @@ class StagingPool:
         with self._locking:
             self.closed = True
             while self._locked:
-                self._devices.unpin(*self._locked.pop())
+                # Order matters: an interrupt may come before it is unlocked, and the memory goes then.
+                self._devices.unpin(*self._locked[-1])
+                self._locked.pop()
         # A mapping goes with the last chunk that refers to it: it cannot be closed while a memoryview
         # of it lives.
         self._free = {Part.FRONT: {}, Part.STREAM: {}}

@@ -26,6 +26,7 @@ from ckpt_core.system.page_locks import (
     locked_by_torch,
     register,
     runtime_of,
+    unregister,
     unregister_and_unmap,
 )
 from ckpt_core.system.pages import page_memory
@@ -291,10 +292,10 @@ class Devices:
         return None if runtime is None else register(runtime, address, nbytes, device)
 
     def unpin(self, address: int, device: torch.device) -> None:
-        """Undo `pin`; no copy may be queued to that memory."""
+        """Undo `pin`; no copy may be queued to that memory. Idempotent."""
         runtime = runtime_of(device)
         assert runtime is not None
-        runtime.cudaHostUnregister(address)
+        unregister(runtime, address, device)
 
     def free_bytes(self, device: torch.device | None = None) -> int:
         """Free memory of a device, or of the current one; 0 where the backend does not say."""

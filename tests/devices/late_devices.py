@@ -228,7 +228,7 @@ class LateDevices(Devices):
         return 0
 
     def unpin(self, address: int, device: torch.device) -> None:
-        end = address + self._pinned.pop(address)
+        end = address + self._pinned.pop(address, 0)
         if self.copies_into(address, end):
             self.failures.append("memory was unlocked while copies into it were queued")
 

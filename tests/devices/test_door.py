@@ -133,6 +133,20 @@ def test_a_refusal_to_lock_a_buffer_is_an_error_of_torchs_kind(backend: Backend)
         Devices().buffer(8192, torch.device(KIND, 8))
 
 
+def test_memory_that_is_unlocked_twice_leaves_no_error_behind(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgot: list[torch.device] = []
+    monkeypatch.setattr(page_locks, "_forget_error", forgot.append)
+    runtime, devices, device = Runtime(), Devices(), torch.device(KIND, 13)
+    backend.cudart = lambda: runtime
+    assert devices.pin(4096, 4096, device)
+    devices.unpin(4096, device)
+    assert not forgot
+    devices.unpin(4096, device)
+    assert forgot == [device]
+
+
 class Interrupted(contextlib.AbstractContextManager[None]):
     """Another device, and Ctrl-C before anybody has noted which one it was before."""
 

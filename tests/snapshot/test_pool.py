@@ -7,11 +7,13 @@ import threading
 import time
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.snapshot import PoolDemand, PoolPlan, StagingPool, plan_pool
+from ckpt_core.snapshot import pool as pool_module
 from ckpt_core.snapshot.pool import Part
 from ckpt_core.system.devices import Devices
 
@@ -236,3 +238,41 @@ def test_mapped_files_take_memory_for_their_fronts_alone(
     assert plan.holds(mapped)
     # Whoever stages into chunks would wait in it for ever.
     assert not plan.holds(PoolDemand(file_bytes, front_bytes, in_flight))
+
+
+class Struck(Devices):
+    """Memory is unlocked, and Ctrl-C comes before that or behind it, once."""
+
+    def __init__(self, *, before: bool) -> None:
+        super().__init__()
+        self.locked: list[int] = []
+        self._before, self._struck = before, False
+
+    def ask_to_lock(self, address: int, nbytes: int, device: torch.device) -> int | None:
+        self.locked.append(address)
+        return 0
+
+    def unpin(self, address: int, device: torch.device) -> None:
+        if not self._struck:
+            self._struck = True
+            if not self._before:
+                self.locked.remove(address)
+            raise KeyboardInterrupt
+        if address in self.locked:
+            self.locked.remove(address)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_ctrl_c_while_memory_is_unlocked_leaves_none_locked_that_goes(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_SEGMENT_BYTES", 2 * SMALL.chunk_bytes)
+    devices = Struck(before=before)
+    pool = StagingPool(SMALL, devices)
+    for segment in pool.segments():
+        pool.lock(segment, torch.device("cuda", 0))
+    assert len(devices.locked) == 2
+    with pytest.raises(KeyboardInterrupt):
+        pool.close()
+    pool.close()
+    assert not devices.locked
