@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -35,6 +36,10 @@ _SEGMENT_BYTES = 256 * 2**20
 
 _SPARE = 2
 """For so many chunks that were held at a time one more is touched ahead."""
+
+_kept: dict[int, list[mmap.mmap]] = {}
+"""Of pools that have lost memory to a device: it writes to addresses, and whatever lay there next would get
+that, and what is page-locked must stay mapped."""
 
 
 class Part(Enum):
@@ -93,6 +98,7 @@ class StagingPool:
         self._missing = 0
         self.most_held_bytes = 0
         self._devices = devices
+        self._mappings: list[mmap.mmap] = []
         self._segments: list[Segment] = []
         self._locked: list[tuple[int, torch.device]] = []
         self._refused = False
@@ -121,6 +127,7 @@ class StagingPool:
         size = self.plan.chunk_bytes
         nbytes = (fronts + streams) * size
         mapping = page_memory(max(nbytes, ALIGN_BYTES))
+        self._mappings.append(mapping)
         base = address_of(mapping)
         span = max(_SEGMENT_BYTES // size, 1) * size
         segments = [
@@ -237,6 +244,7 @@ class StagingPool:
     def lose(self, chunk: Chunk) -> None:
         """Never hand a chunk out again: a device that has failed may still write to it.
 
+        The memory of the pool stays mapped, and locked, until the process ends.
         A new one takes its place, for saves of what lies elsewhere, until as many as the pool has are lost:
         who goes on saving from such a device must not use up the host.
         """
@@ -247,10 +255,9 @@ class StagingPool:
                 fresh = self._allocate(1 - streams, streams)
         with self._changed.lock:
             self._lost.add(chunk)
+            _kept[id(self._mappings)] = self._mappings
             self._free[chunk.part].update(dict.fromkeys(fresh))
             self._missing += not fresh
-            # Page-locked memory stays where it is, even unmapped, until it is unlocked.
-            self._locked.clear()
             self._changed.notify_all()
 
     def lease(self, owner: object) -> None:
@@ -286,7 +293,8 @@ class StagingPool:
         """Let go of the memory. Called when no chunk is held. Idempotent."""
         with self._locking:
             self.closed = True
-            while self._locked:
+            # Of a pool that is kept nothing is: a call for it may wait for a device that has failed.
+            while self._locked and not self._lost:
                 # Order matters: an interrupt may come before it is unlocked, and the memory goes then.
                 self._devices.unpin(*self._locked[-1])
                 self._locked.pop()

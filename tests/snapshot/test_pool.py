@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import re
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -276,3 +279,23 @@ def test_ctrl_c_while_memory_is_unlocked_leaves_none_locked_that_goes(
         pool.close()
     pool.close()
     assert not devices.locked
+
+
+def test_memory_that_a_device_may_still_write_to_stays_mapped_and_locked_when_its_pool_goes() -> (
+    None
+):
+    devices = Struck(before=True)
+    pool = StagingPool(SMALL, devices)
+    for segment in pool.segments():
+        pool.lock(segment, torch.device("cuda", 0))
+    chunk = pool.acquire(Part.STREAM, deadline=soon(), cancelled=never)
+    fresh = pool.acquire(Part.STREAM, deadline=soon(), cancelled=never)
+    chunk.tensor.fill_(7)
+    address, mapped = chunk.address, weakref.ref(pool._mappings[0])
+    pool.lose(chunk)
+    pool.release(fresh)
+    pool.close()
+    del pool, chunk, fresh
+    gc.collect()
+    assert mapped() is not None and ctypes.string_at(address, 1) == b"\7"
+    assert devices.locked
