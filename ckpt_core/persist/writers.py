@@ -39,6 +39,7 @@ class WriteJob:
         """Write it, or only release it."""
         error: BaseException | None = None
         try:
+            self.piece.ready.enter()
             if not self.cancelled():
                 self.piece.ready.wait()
                 self.shard.write(self.piece)

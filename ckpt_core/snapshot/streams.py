@@ -87,7 +87,7 @@ class CopyStreams:
         events = {}
         for device in on:
             events[device] = self.devices.record(device, self.enter(device))
-        return Queued(events)
+        return Queued(events, self.devices.make_current)
 
     def settle(self) -> None:
         """Wait until every copy and clone that was queued is done; it blocks no stream of training."""

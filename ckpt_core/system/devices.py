@@ -133,6 +133,10 @@ class Devices:
         """
         torch.get_device_module(stream.device).set_stream(stream)
 
+    def make_current(self, device: torch.device) -> None:
+        """What this thread asks of devices without naming one goes to `device`; no way back, as for `use`."""
+        torch.get_device_module(device).set_device(device)
+
     def record(self, device: torch.device, stream: Stream | None = None) -> Event:
         """An event behind what is queued on the stream of `device` that is current on this thread.
 

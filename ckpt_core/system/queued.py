@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,9 +44,23 @@ class Queued:
 
     Attributes:
         events: one for each device, behind the work.
+        make_current: has a device be the current one of this thread.
     """
 
     events: Mapping[torch.device, Event]
+    make_current: Callable[[torch.device], object] | None = None
+
+    def enter(self) -> None:
+        """Before the first wait on a thread of the engine that asks nothing else of devices.
+
+        A wait for an event is a call to the thread's current device, device 0 at first, where it would open
+        a context. Any device that is in use does; there is no way back, as for `Devices.use`.
+        """
+        if self.make_current is not None:
+            for device in itertools.islice(self.events, 1):
+                # Of a device that has failed the wait says so.
+                with contextlib.suppress(RuntimeError):
+                    self.make_current(device)
 
     def wait(self, *, deadline: float | None = None) -> None:
         """Block until it is done.

@@ -169,6 +169,9 @@ class LateDevices(Devices):
     def use(self, stream: Any) -> None:
         self._currents()[stream.device] = stream
 
+    def make_current(self, device: torch.device) -> None:
+        """Each call of theirs names its device."""
+
     def record(self, device: torch.device, stream: Any = None) -> LateEvent:
         self._some()
         stream = self._current(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import ckpt_core
 from ckpt_core import BarrierError, Checkpointer, Options, RngState
 from ckpt_core.layout.dtypes import STORAGE
-from tests.devices.late_devices import PACES, LateDevices
+from tests.devices.late_devices import PACES, LateDevices, LateEvent
 from tests.devices.machines import CUDA, Machine, OnLate, machine_of
 
 MODES = ["host", "device", "auto"]
@@ -240,3 +241,47 @@ def test_a_missing_barrier_is_found_on_the_device(root: Path, name: str) -> None
             handle.committed.result(timeout=120)
         with pytest.raises(BarrierError):
             ck.wait()
+
+
+class OnOne(LateDevices):
+    """Waits are calls to the current device of a thread, device 0 at first; `strays` are those to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current = threading.local()
+        self.current.index = 1  # of the training thread
+        self.strays: list[str] = []
+        self.waits: set[str] = set()
+
+    def use(self, stream: Any) -> None:
+        self.make_current(stream.device)
+        super().use(stream)
+
+    def make_current(self, device: torch.device) -> None:
+        self.current.index = device.index
+
+    def record(self, device: torch.device, stream: Any = None) -> LateEvent:
+        return _WaitOnOne(**vars(super().record(device)))
+
+
+class _WaitOnOne(LateEvent):
+    def synchronize(self) -> None:
+        assert isinstance(self.owner, OnOne)
+        name = threading.current_thread().name
+        self.owner.waits.add(name.rstrip("-0123456789"))
+        if getattr(self.owner.current, "index", 0) != 1:
+            self.owner.strays.append(name)
+        super().synchronize()
+
+
+@pytest.mark.parametrize("mode", ["host", "device"])
+def test_no_thread_waits_on_another_device_than_the_one_in_use(root: Path, mode: str) -> None:
+    devices = OnOne()
+    state = [devices.place(torch.randn(50_000), 1) for _ in range(8)]
+    options = Options(mode=mode, chunk_bytes="64KiB")
+    with Checkpointer(root, options, devices=devices) as ck:
+        ck.prepare(state)
+        ck.save(1, state).committed.result(60)
+        ck.restore(state)
+    assert "ckpt-writer" in devices.waits
+    assert not devices.strays
