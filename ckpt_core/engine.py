@@ -30,6 +30,7 @@ from ckpt_core.save import (
     LayerPlanner,
     LayerwiseSaves,
     NoLevels,
+    OwnBarriers,
     Pipeline,
     PlainSaves,
     Shards,
@@ -79,7 +80,8 @@ class Engine:
         auditor = Auditor()
         self.levels = self._make_levels()
         self._make_flights(auditor)
-        self._make_saves(auditor)
+        own = OwnBarriers()
+        self._make_saves(auditor, own)
         stall = self.journal.stall
         self.gauges = Gauges(
             root, self.events, stall, coordination, self.pipeline, self.plain, self.levels
@@ -88,6 +90,7 @@ class Engine:
         self.barriers = Barriers(
             self.flights,
             self.pipeline,
+            own,
             events=self.events,
             stall=stall,
             timeout_s=options.timeout_s,
@@ -138,7 +141,7 @@ class Engine:
 
             keep_agents_off(self.store.root, files=self.files)
 
-    def _make_saves(self, auditor: Auditor) -> None:
+    def _make_saves(self, auditor: Auditor, own: OwnBarriers) -> None:
         info, pipeline = self.coordination.info, self.pipeline
         around = Surroundings(
             self.store,
@@ -151,7 +154,8 @@ class Engine:
             self.levels,
         )
         admission = Admission(
-            *(around, self.flights, self.journal, self.options.timeout_s), refuse=self.refuse_here
+            *(around, self.flights, self.journal, own, self.options.timeout_s),
+            refuse=self.refuse_here,
         )
         shards = self.shards = Shards(pipeline, self.store, info, files=self.files)
         planner = LayerPlanner(pipeline, auditor, info)

@@ -16,6 +16,7 @@ journal       undoes what an interrupt cut short      barriers   what training w
 failures      told once, to the next call             opening    the root, on all ranks or none
 gauges        what a policy may ask                   handle     what the caller is given
 further       what is asked of levels beyond         closing    who is told of the end
+within_step   saves that come behind a barrier
 """
 
 from ckpt_core.save.admission import Admission
@@ -37,6 +38,7 @@ from ckpt_core.save.opening import look_together, make_store, open_together
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.plain import PlainSaves
 from ckpt_core.save.shards import Shards
+from ckpt_core.save.within_step import OwnBarriers
 
 __all__ = [
     "Admission",
@@ -55,6 +57,7 @@ __all__ = [
     "LevelGauge",
     "NoLevels",
     "OnClose",
+    "OwnBarriers",
     "Pipeline",
     "PlainSaves",
     "Reaching",

@@ -11,6 +11,7 @@ from ckpt_core.observe import EventName
 from ckpt_core.save.flights import Flights
 from ckpt_core.save.in_flight import InFlight, Surroundings
 from ckpt_core.save.journal import Journal, Underway
+from ckpt_core.save.within_step import OwnBarriers
 from ckpt_core.types import RAISED_TO_CALLER, Destination, check_step
 
 _LATER_S = 1e-3
@@ -20,6 +21,7 @@ class Admission:
     """How each form of a save begins; used on the training thread.
 
     Args:
+        own: optimizers that see to the barrier themselves.
         refuse: called before a wait; raises where the caller would wait for itself.
     """
 
@@ -28,6 +30,7 @@ class Admission:
         around: Surroundings,
         flights: Flights,
         journal: Journal,
+        own: OwnBarriers,
         timeout_s: float,
         *,
         refuse: Callable[[str], None],
@@ -35,6 +38,7 @@ class Admission:
         self.journal = journal
         self._around = around
         self._flights = flights
+        self._own = own
         self._timeout_s = timeout_s
         self._refuse = refuse
         self._newest_unix_s = 0.0
@@ -98,6 +102,28 @@ class Admission:
         # Order matters: whatever interrupts the telling, whoever has heard of a begin hears of its end.
         inflight.begun = True
         self._around.events.tell(EventName.BEGIN, inflight.step, attempt=inflight.attempt_id)
+
+    def is_behind_barrier(self) -> bool:
+        """Whether the leaves handed over now may change before any barrier: then `wait_copied` follows."""
+        return self._own.is_passed()
+
+    def wait_copied(self, inflight: InFlight) -> None:
+        """Return when training may change all leaves that have been handed over.
+
+        Raises:
+            StagingError: not within `timeout`.
+        """
+        began = time.monotonic()
+        # It may take a while, and allocates nothing.
+        self.journal.mine.resume_collector()
+        snapshot = inflight.snapshot
+        deadline = self._flights.patience(began + self._timeout_s)
+        try:
+            snapshot.wait(None, deadline=deadline)
+        finally:
+            # Also a wait that was in vain.
+            seconds = time.monotonic() - began
+            self._around.events.tell(EventName.WAITED, None, seconds=seconds)
 
     def sealed(self, inflight: InFlight) -> None:
         """Its caller has ended it: from now on it is the latest save of its step. May be called twice."""

@@ -28,6 +28,7 @@ from ckpt_core.save.flights import Flights
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.journal import Stall
 from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.within_step import OwnBarriers
 from ckpt_core.snapshot import Snapshot
 from ckpt_core.state import local_of
 from ckpt_core.system.compiling import untraced
@@ -40,6 +41,7 @@ class Barriers:
     Args:
         flights: whose leaves may not change yet.
         pipeline: may be page-locking memory; its devices may be recording a graph.
+        own: whose steps do not wait.
         events: is told of each wait.
         stall: counts what steps have waited.
         timeout_s: longest wait.
@@ -52,6 +54,7 @@ class Barriers:
         self,
         flights: Flights,
         pipeline: Pipeline,
+        own: OwnBarriers,
         *,
         events: EventLog,
         stall: Stall,
@@ -65,9 +68,9 @@ class Barriers:
         self.passed: Callable[[], None] | None = None
         self._pid = os.getpid()
         self._lock = own_lock()
-        # Every optimizer that has made a step, by id, and those whose owner sees to the barrier.
+        # Every optimizer that has made a step, by id.
         self._met: dict[int, Callable[[], Optimizer | None]] = {}
-        self._left: set[int] = set()
+        self._left = own.ids
         self._leaves: dict[Snapshot, _Leaves] = {}
         self._hook: RemovableHandle | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.save.admission import Admission
@@ -90,12 +91,15 @@ class OpenSave:
     def _hand_over(self, errand: Errand) -> None:
         """Have it done. From the assignment on it happens, whatever interrupts this thread."""
         errand.behind = self._handed
-        recover, mine = self._recover, self._journal.mine
+        late = self._admission.is_behind_barrier()
+        recover, mine = partial(self._recover, late), self._journal.mine
         mine.making = (*mine.making, self._inflight)
         # Together: no interrupt comes between the two.
         self._errand = errand
         mine.undo = recover
         self._carry_out(errand)
+        if late and errand.run is not None:
+            self._admission.wait_copied(self._inflight)
 
     def _carry_out(self, errand: Errand) -> None:
         errand.note()
@@ -109,10 +113,17 @@ class OpenSave:
             self._inflight.open_ended = False
         self._errand = None
 
-    def _recover(self, error: BaseException) -> None:
-        """A call was interrupted: finish what it had handed over."""
+    def _recover(self, late: bool, error: BaseException) -> None:
+        """A call was interrupted: finish what it had handed over.
+
+        Args:
+            late: the leaves may change before they are copied, since nobody waits any more.
+        """
         if self._errand is not None:
             self._carry_out(self._errand)
+        if late:
+            text = f"{RAISED_TO_CALLER}{type(error).__name__}: {error}"
+            self._admission.give_up(self._inflight, StagingError(text))
 
     def _note_sealed(self) -> None:
         self._admission.sealed(self._inflight)

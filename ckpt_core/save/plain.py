@@ -107,6 +107,8 @@ class PlainSaves:
         self._admission.admit(inflight)
         journal.pause_collector(self._leaf_count)
         self._start(inflight, plan)
+        if self._admission.is_behind_barrier():
+            self._admission.wait_copied(inflight)
         # It goes on by itself from here, also while this thread waits for it.
         mine = journal.mine
         mine.undo = None

@@ -8,10 +8,11 @@ from types import FunctionType
 
 import pytest
 import torch
+from engine_training import Gate
 from torch import nn
 
 import ckpt_core
-from ckpt_core import Checkpointer
+from ckpt_core import Checkpointer, Options
 
 ENGINE = Path(ckpt_core.__file__).parent
 pytestmark = [
@@ -74,3 +75,24 @@ def test_calls_in_a_compiled_function_are_not_traced(
         ck.wait()
         saved = {save_files: 0, others: 0}.get(call, 2)
         assert len(ck.steps()) == saved
+
+
+def test_a_save_in_the_closure_of_a_compiled_step_is_of_the_state_before_it(tmp_path: Path) -> None:
+    params = [nn.Parameter(torch.zeros(4000)) for _ in range(20)]
+    for param in params:
+        param.grad = -torch.ones(4000)
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    options = Options(chunk_bytes=4096, staging_bytes="64KiB", eager_leaf_bytes=0, mode="host")
+    gate = Gate()
+    with Checkpointer(tmp_path, options, files=gate) as ck:
+
+        def closure() -> None:
+            gate.shut_for(0.1)
+            ck.save(1, dict(enumerate(params)))
+
+        torch._dynamo.reset()
+        torch.compile(lambda: optimizer.step(closure), backend="eager")()  # type: ignore[arg-type]
+        ck.wait()
+    tree = ckpt_core.load(tmp_path)
+    assert all((leaf == 0).all() for leaf in tree.values())
+    assert all((param == 1).all() for param in params)
