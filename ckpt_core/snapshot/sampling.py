@@ -18,7 +18,7 @@ from ckpt_core.state import is_freed
 from ckpt_core.system.devices import Devices
 
 MOST = 64
-"""Leaves that one call looks at; of more, those that are next in turn."""
+"""Leaves that one call looks at; of more, those that are next in turn, spread over all of them."""
 
 LINE_BYTES = 64
 Look = tuple[int, tuple[int, bytes]]
@@ -38,18 +38,17 @@ class Sampler:
         self._devices = devices
         # A generator of its own: those of the program are part of its state.
         self._random = random.Random()
-        self._next = 0
+        # By the count of leaves: of one save, each file has turns of its own.
+        self._turn: dict[int, int] = {}
 
     def take(self, items: Sequence[StageItem]) -> list[Look]:
         """Where some of the leaves are looked at, and the bytes there now."""
         total, draw = len(items), self._random.getrandbits(40)
-        first = self._next % total if total > MOST else 0
-        self._next = first + MOST
-        chosen = (*items[first : first + MOST], *items[: min(max(first + MOST - total, 0), first)])
+        chosen = items if total <= MOST else [items[place] for place in self._places(total)]
         if self._devices.in_use():
             # What is neither in host memory nor on a device with streams has no address here, either.
             of = self._devices.of
-            chosen = tuple([item for item in chosen if item[0].is_cpu and of(item[0]) is None])
+            chosen = [item for item in chosen if item[0].is_cpu and of(item[0]) is None]
         found: list[Look] = []
         for tensor, offset, nbytes in chosen:
             address = tensor.data_ptr()
@@ -60,6 +59,14 @@ class Sampler:
                 place, size = _run_of(tensor, draw)
                 found.append((offset, (place, look(tensor, place, size))))
         return found
+
+    def _places(self, total: int) -> list[int]:
+        """The stager copies in their order: what is torn is the tail of them."""
+        apart = -(-total // MOST)
+        turn = self._turn.get(total, 0) % apart
+        self._turn[total] = turn + 1
+        places = [*range(turn, total, apart), *range((turn + 1) % apart, total, apart)]
+        return places[:MOST]
 
 
 def look(tensor: torch.Tensor, place: int, size: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,20 @@ def test_every_leaf_is_looked_at_in_its_turn() -> None:
         looks = [offset for offset, _ in sampler.take(items)]
         assert len(looks) == len(set(looks)) == MOST
         seen |= set(looks)
+    assert len(seen) == count
+
+
+@pytest.mark.parametrize("count", [MOST + 1, 2 * MOST, 2 * MOST + 1, 1500])
+def test_each_sample_is_spread_over_all_leaves(count: int) -> None:
+    """The stager copies in their order: an update that comes too early tears the rest of them."""
+    items = [(torch.zeros(100), index * 400, 400) for index in range(count)]
+    sampler, apart, seen = Sampler(Devices()), -(-count // MOST), set[int]()
+    for _ in range(apart):
+        sampler.take(views(MOST + 9))  # another file of the same save
+        looks = sorted(offset // 400 for offset, _ in sampler.take(items))
+        assert len(set(looks)) == MOST and looks[0] < apart and looks[-1] >= count - apart
+        assert max(after - before for before, after in pairwise(looks)) <= apart
+        seen.update(looks)
     assert len(seen) == count
 
 
