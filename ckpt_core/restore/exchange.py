@@ -8,7 +8,7 @@ all, which are the same everywhere; so all of them go on, go back or raise toget
 States of a restore:  listing --ranks of one root see different steps--> listing again, once
                       listing --a common step--> reading --all ok--> in force --all ok--> restored
                       listing --a root lacks that step--> bringing --all ok--> reading
-                      reading --damaged or in part, and a further level has it--> listing --> bringing, once
+                      reading --not what is needed, and a further level has it--> listing --> bringing, once
                       reading or bringing --a rank found it bad or gone--> listing, without that step
                       any --an error that an older step would not cure--> raised on every rank
 """
@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from ckpt_core.coordination import Coordination, Json
 from ckpt_core.errors import CkptError, CorruptCheckpoint, NotCommitted, RestoreError
-from ckpt_core.restore.failures import Elsewhere, NoMeans, NotBrought, ReadRefused
+from ckpt_core.restore.failures import Elsewhere, Misplaced, NoMeans, NotBrought, ReadRefused
 
 _Result = TypeVar("_Result")
 
@@ -39,6 +39,7 @@ class Kind(StrEnum):
     REFUSED = "refused"
     GONE = "gone"
     ELSEWHERE = "elsewhere"
+    MISPLACED = "misplaced"
     FATAL = "fatal"
 
 
@@ -190,6 +191,8 @@ def kind_of(error: Exception | None) -> Kind:
         return Kind.GONE
     if isinstance(error, Elsewhere):
         return Kind.ELSEWHERE
+    if isinstance(error, Misplaced):
+        return Kind.MISPLACED
     return Kind.REFUSED if isinstance(error, ReadRefused | NotBrought) else Kind.FATAL
 
 

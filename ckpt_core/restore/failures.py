@@ -33,6 +33,10 @@ class Elsewhere(RestoreError):
     """What is needed lies in the root of another node: a further level may have all of it."""
 
 
+class Misplaced(RestoreError):
+    """What is private to this rank lies in the root of another node: a further level may have that too."""
+
+
 class NotBrought(RestoreError):
     """A further level has the step, and it cannot be brought now: an older step may still be here."""
 

@@ -21,7 +21,13 @@ class FurtherLevels(Protocol):
         """Which levels the last `steps` could not ask, and why: one text for each."""
 
     def bring(
-        self, step: int, attempt: str, *, whole: bool = False, progress: Progress | None = None
+        self,
+        step: int,
+        attempt: str,
+        *,
+        whole: bool = False,
+        keeps: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         """Make that save of a step a committed step of the root, every byte verified, from the nearest level.
 
@@ -29,6 +35,7 @@ class FurtherLevels(Protocol):
 
         Args:
             whole: the files of all ranks, also where those of the root's own might do.
+            keeps: those of the ranks that the root has now, too: it may be the only place that has them.
             progress: told bytes done and in all, by one thread at a time.
 
         Raises:
@@ -49,7 +56,13 @@ class NoFurtherLevels:
         return ()
 
     def bring(
-        self, step: int, attempt: str, *, whole: bool = False, progress: Progress | None = None
+        self,
+        step: int,
+        attempt: str,
+        *,
+        whole: bool = False,
+        keeps: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         """Never called, since there are no steps."""
         raise AssertionError(f"step {step} is nowhere else")

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from ckpt_core.errors import RestoreError
 from ckpt_core.layout import RankManifest
 from ckpt_core.restore.deadline import within
+from ckpt_core.restore.failures import Misplaced
 from ckpt_core.restore.filling import Need, fill, plan_reads
 from ckpt_core.restore.leaves import StepLeaves, StoredLeaf, first_few
 from ckpt_core.restore.manifests import read_manifests
 from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.state import Binding, Selection, Skeleton, bind
 from ckpt_core.types import RankInfo
+from ckpt_core.units import count_text
 
 if TYPE_CHECKING:
     from ckpt_core.restore.broadcast import Broadcast, Shares
@@ -30,6 +32,8 @@ class Search:
         trusted: as in `restore`.
         selection: what of a step is wanted; None: all of it.
         broadcast: the ranks that read for each other; None: each reads for itself.
+        borrows: whether private values of another rank will do where this root has none of this one; False: a
+            further level has them.
         touched: live tensors may hold bytes of a step that was not restored.
         places: of the live state, which those may be in.
     """
@@ -38,6 +42,7 @@ class Search:
     trusted: bool
     selection: Selection | None = None
     broadcast: Broadcast | None = None
+    borrows: bool = True
     touched: bool = False
     places: set[str] = field(default_factory=set)
 
@@ -77,6 +82,7 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
         NotCommitted: there is no such step.
         RestoreError: a read failed or hangs, needed bytes are in the root of another node, or places that
             an earlier try has filled would be left as they are.
+        Misplaced: private values of this rank are in the root of another node, and none are to be borrowed.
     """
     step = within(how.timeout_s, lambda: read_manifests(path, files=how.files), path=path)
     leaves = StepLeaves(step)
@@ -90,6 +96,8 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
     specs = {name: leaf.spec for name, leaf in named.items()}
     binding = bind(skeleton, specs, search.live, trusted=search.trusted, selection=search.selection)
     _check_left(binding, search, leaves)
+    if not search.borrows:
+        _check_own(info, leaves, owner, binding)
     if search.selection is not None:
         named = {name: named[name] for name in binding.destinations}
         specs = {name: specs[name] for name in named}
@@ -127,18 +135,57 @@ def _check_left(binding: Binding, search: Search, leaves: StepLeaves) -> None:
         )
 
 
-def borrowed_entries(read: ReadStep) -> list[str]:
+def _check_own(info: RankInfo, leaves: StepLeaves, owner: RankManifest, binding: Binding) -> None:
+    """Raise Misplaced if this rank would take what another one had in private, and has saved its own."""
+    manifest = leaves.step.manifest
+    if owner.rank == info.rank or manifest.world_size != info.world_size:
+        return
+    if names := borrowed_entries(leaves, owner, binding):
+        raise Misplaced(
+            f"{leaves.step.path} has {', '.join(names)} of rank {owner.rank}, and not of this one: it was "
+            "written on another node",
+            step=manifest.step,
+            path=leaves.step.path,
+        )
+
+
+def remarks(read: ReadStep, info: RankInfo) -> Iterator[str]:
+    """What is to be said of a step that was restored: what it lacks for this rank, and what nobody takes."""
+    leaves, saved_by = read.leaves, count_text(read.leaves.step.manifest.world_size, "rank")
+    names = (
+        [] if read.owner.rank == info.rank else borrowed_entries(leaves, read.owner, read.binding)
+    )
+    if names:
+        yield (
+            f"rank {info.rank} took {', '.join(names)} from rank {read.owner.rank}: {read.path} "
+            f"was saved by {saved_by} and has none of its own for it here"
+        )
+    left_out = read.binding.left_out
+    if left_out:
+        yield (
+            f"step {leaves.step.manifest.step} fits the state in part: "
+            f"{count_text(len(left_out), 'place')} stay as they were: {first_few(left_out)}"
+        )
+    unused = unused_ranks(leaves, info.world_size)
+    if unused and info.leads:
+        yield (
+            f"private values of {count_text(len(unused), 'rank')} ({unused[0]} to {unused[-1]}) are not "
+            f"used: {read.path} was saved by {saved_by}, and {info.world_size} restore it"
+        )
+
+
+def borrowed_entries(leaves: StepLeaves, owner: RankManifest, binding: Binding) -> list[str]:
     """Top-level entries of the state whose private values were taken from another rank: tensors, and plain
     values that are not equal on all ranks.
     """
-    if read.leaves.step.manifest.world_size > 1:
-        names = read.leaves.private[read.owner.rank].keys() & read.binding.destinations.keys()
-        first, *others = [_entries(rank) for rank in read.leaves.step.ranks]
-        wanted = read.binding.skeleton.entries() or first
+    if leaves.step.manifest.world_size > 1:
+        names = leaves.private[owner.rank].keys() & binding.destinations.keys()
+        first, *others = [_entries(rank) for rank in leaves.step.ranks]
+        wanted = binding.skeleton.entries() or first
         plain = {key for key in wanted if any(rows.get(key) != first.get(key) for rows in others)}
         return sorted({name.split(".", 1)[0] for name in names} | plain)
     # One rank saved it and did not say what was its own; generators always are.
-    return read.binding.skeleton.entries_with_generators()
+    return binding.skeleton.entries_with_generators()
 
 
 def unused_ranks(leaves: StepLeaves, world_size: int) -> list[int]:

@@ -30,8 +30,7 @@ from ckpt_core.restore.deadline import wait_for_copies, within
 from ckpt_core.restore.exchange import Exchange, Kind, Together
 from ckpt_core.restore.failures import NotBrought, Retired
 from ckpt_core.restore.further import FurtherLevels, NoFurtherLevels
-from ckpt_core.restore.leaves import first_few
-from ckpt_core.restore.one_step import ReadStep, Search, borrowed_entries, read_step, unused_ranks
+from ckpt_core.restore.one_step import ReadStep, Search, read_step, remarks
 from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.restore.request import RestoreRequest
 from ckpt_core.restore.results import Guard, NoGuard, RestoredStep
@@ -42,7 +41,6 @@ from ckpt_core.store import step_path
 from ckpt_core.system.collector import uncollected
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
-from ckpt_core.units import count_text
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ckpt_core")
 
-_BAD = (Kind.CORRUPT, Kind.REFUSED, Kind.GONE, Kind.ELSEWHERE)
+_BAD = (Kind.CORRUPT, Kind.REFUSED, Kind.GONE, Kind.ELSEWHERE, Kind.MISPLACED)
 _BRING_S = 86_400.0
 """No bound on bringing, which ends by itself when nothing moves: only a rank that hangs is not waited for."""
 
@@ -236,7 +234,7 @@ class Restorer:
 
         def bring() -> tuple[None, None]:
             if self._info.rank in nodes:
-                self._bring(step, attempt, lacks=trail.partial.get(step, ""))
+                self._bring(step, attempt, trail)
             return None, None
 
         exchange = self._together.exchange("restore.bring", bring, step=step, timeout_s=_BRING_S)
@@ -249,11 +247,12 @@ class Restorer:
             wait_for_save(step_path(self._root, step), attempt, files=self._how.files)
         return True
 
-    def _bring(self, step: int, attempt: str, *, lacks: str) -> None:
+    def _bring(self, step: int, attempt: str, trail: Trail) -> None:
+        lacks, keeps = trail.partial.get(step, ""), step in trail.misplaced
         try:
             with telling(shown=self._shown) as show:
-                progress = partial(show, f"bringing step {step}")
-                self._further.bring(step, attempt, whole=bool(lacks), progress=progress)
+                bring = partial(self._further.bring, whole=bool(lacks), keeps=keeps)
+                bring(step, attempt, progress=partial(show, f"bringing step {step}"))
         except CorruptCheckpoint:
             raise
         except RestoreError as exc:
@@ -265,6 +264,7 @@ class Restorer:
         """Restore a step on all ranks, or note on all of them why not."""
 
         def read() -> tuple[ReadStep, Json]:
+            search.borrows = not trail.can_mend(step, attempt, self._info.rank)
             found = self._read(search, step, attempt)
             return found, None if found.shares is None else found.shares.to_json()
 
@@ -292,12 +292,15 @@ class Restorer:
 
     def _mends(self, step: int, attempt: str, exchange: Exchange[Any], trail: Trail) -> bool:
         """Whether ranks could not use a step, and it is brought to their roots anew."""
-        kinds = (Kind.CORRUPT, Kind.REFUSED, Kind.ELSEWHERE)
+        kinds = (Kind.CORRUPT, Kind.REFUSED, Kind.ELSEWHERE, Kind.MISPLACED)
+        elsewhere = exchange.first(Kind.ELSEWHERE)
         bad = exchange.first(*kinds)
         ranks = [answer.rank for answer in exchange.answers if answer.kind in kinds]
-        if bad is None or not trail.mends(step, attempt, ranks):
+        if bad is None or not trail.mends(step, attempt, ranks, whole=elsewhere is not None):
             return False
-        if (elsewhere := exchange.first(Kind.ELSEWHERE)) is not None:
+        if exchange.first(Kind.MISPLACED) is not None:
+            trail.misplaced.add(step)
+        if elsewhere is not None:
             trail.partial[step] = f"; and {elsewhere.text}"
         warn(f"step {step} is brought anew from a further level. rank {bad.rank}: {bad.text}")
         return True
@@ -361,26 +364,8 @@ class Restorer:
         """Once a step is in force: what it makes of newer ones, and what it lacks for this rank."""
         for step in sorted(trail.suspects & (listing.steps.keys() | listing.lost.keys())):
             self._suspect(step)
-        saved_by = read.leaves.step.manifest.world_size
-        names = borrowed_entries(read) if read.owner.rank != self._info.rank else []
-        if names:
-            warn(
-                f"rank {self._info.rank} took {', '.join(names)} from rank {read.owner.rank}: {read.path} "
-                f"was saved by {count_text(saved_by, 'rank')} and has none of its own for it here"
-            )
-        left_out = read.binding.left_out
-        if left_out:
-            warn(
-                f"step {read.leaves.step.manifest.step} fits the state in part: "
-                f"{count_text(len(left_out), 'place')} stay as they were: {first_few(left_out)}"
-            )
-        unused = unused_ranks(read.leaves, self._info.world_size)
-        if unused and self._info.leads:
-            warn(
-                f"private values of {count_text(len(unused), 'rank')} ({unused[0]} to {unused[-1]}) are not "
-                f"used: {read.path} was saved by {count_text(saved_by, 'rank')}, and "
-                f"{self._info.world_size} restore it"
-            )
+        for text in remarks(read, self._info):
+            warn(text)
 
     def _result(self, step: int, read: ReadStep, state: Any, trail: Trail) -> RestoredStep:
         borrowed = read.owner.rank != self._info.rank

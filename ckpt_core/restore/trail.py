@@ -46,7 +46,8 @@ class Trail:
         suspects: those of the skipped steps that must not stand as the newest once an older one is in force.
         listings: of all ranks, the last ones.
         damaged: saves that roots cannot use and are to be brought anew: (step, attempt) -> which nodes.
-        mended: (step, node) for which that has been tried.
+        mended: (step, node, whole) for which that has been tried.
+        misplaced: steps of which a node has what other ranks wrote, and needs what its own did beside it.
         partial: steps of which a node needs more than its own ranks wrote, and the end of a sentence on that.
     """
 
@@ -58,7 +59,8 @@ class Trail:
     suspects: set[int] = field(default_factory=set)
     listings: Sequence[Listing] = ()
     damaged: dict[tuple[int, str], set[int]] = field(default_factory=dict)
-    mended: set[tuple[int, int]] = field(default_factory=set)
+    mended: set[tuple[int, int, bool]] = field(default_factory=set)
+    misplaced: set[int] = field(default_factory=set)
     partial: dict[int, str] = field(default_factory=dict)
     told: set[int] = field(default_factory=set)
 
@@ -67,14 +69,19 @@ class Trail:
         """Steps that are not to be tried again."""
         return self.gone | self.skipped.keys()
 
-    def mends(self, step: int, attempt: str, ranks: Sequence[int]) -> bool:
+    def can_mend(self, step: int, attempt: str, rank: int, *, whole: bool = False) -> bool:
+        """Whether a save can be brought anew to the root of this rank, or, with `whole`, all of it."""
+        node = self.listings[rank].node
+        can_have = self.listings[node].can_have(step, attempt)
+        return can_have and (step, node, whole) not in self.mended
+
+    def mends(self, step: int, attempt: str, ranks: Sequence[int], *, whole: bool) -> bool:
         """Whether a save that these ranks cannot use is brought to their roots anew: once for each root."""
+        if not all(self.can_mend(step, attempt, rank, whole=whole) for rank in ranks):
+            return False
         nodes = {self.listings[rank].node for rank in ranks}
-        for node in nodes:
-            if not self.listings[node].can_have(step, attempt) or (step, node) in self.mended:
-                return False
         self.damaged[step, attempt] = nodes
-        self.mended |= {(step, node) for node in nodes}
+        self.mended |= {(step, node, whole) for node in nodes}
         return bool(nodes)
 
     def tell_others(self, step: int, attempt: str) -> None:

@@ -118,6 +118,17 @@ def test_more_nodes_and_fewer_go_on_from_what_others_have_saved(
     assert go_on(["a", "fresh"]) == [4, 4], "and a loss is survived as ever"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "shape"), [("bac", ""), ("aac", ""), ("bac", "2+1")], ids=["copies", "two", "parity"]
+)
+def test_ranks_on_other_nodes_than_before_go_on_with_what_was_their_own(
+    warm: Warm, place: Path, nodes: str, shape: str
+) -> None:
+    all_well(run(warm, "save_and_reach", place, NODES, steps=[1, 2], shape=shape))
+    again = all_well(run(warm, "save_and_reach", place, [*nodes], steps=[3], shape=shape))
+    assert [one["begun"] for one in again] == [2] * 3
+
+
 @pytest.mark.parametrize("shape", ["", "2+1"], ids=["copies", "parity"])
 def test_other_nodes_go_on_from_the_newest_step_though_bytes_in_one_root_are_damaged(
     warm: Warm, place: Path, shape: str

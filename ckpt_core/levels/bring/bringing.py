@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,14 +27,14 @@ from ckpt_core.errors import (
     RestoreError,
     RootBusy,
 )
-from ckpt_core.layout import Manifest
+from ckpt_core.layout import MANIFEST_NAME, Manifest
 from ckpt_core.levels.bring.fetching import PATIENCE_S, Wanted, fetch
 from ckpt_core.levels.bring.sources import open_source
 from ckpt_core.levels.errands import Errands, Progress, run_errand
 from ckpt_core.levels.far.door import Away, Copy, Readable
 from ckpt_core.levels.helping import run_here
 from ckpt_core.options import scheme_of
-from ckpt_core.store import Attempt
+from ckpt_core.store import Attempt, step_path
 from ckpt_core.system.files import Files
 from ckpt_core.system.interrupts import holding
 from ckpt_core.types import RankInfo, step_dir_name
@@ -212,10 +213,18 @@ class BringsBack:
         return self._away
 
     def bring(
-        self, step: int, attempt: str, *, whole: bool = False, progress: Progress | None = None
+        self,
+        step: int,
+        attempt: str,
+        *,
+        whole: bool = False,
+        keeps: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         """See `FurtherLevels`."""
         ranks = () if whole else self._info.members
+        if keeps and not whole:
+            ranks = tuple(sorted({*ranks, *self._change(lambda: self._there(step))}))
         problems: list[CkptError] = []
         for level in self._levels or ():
             if level.steps.get(step) != attempt:
@@ -232,6 +241,14 @@ class BringsBack:
         raise self._nowhere(step, problems)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _there(self, step: int) -> list[int]:
+        """The ranks of which the root has a step."""
+        path = step_path(self._store.root, step)
+        with suppress(OSError, CkptError):
+            raw = (path / MANIFEST_NAME).read_bytes()
+            return [row.rank for row in Manifest.decode(raw, path=path).ranks]
+        return []  # gone, or damaged: there is nothing to keep
 
     def _in_order(self, levels: Sequence[_Level]) -> dict[int, tuple[str, ...]]:
         """All saves of each step, the one made last first; where levels do not tell that, the nearest."""
