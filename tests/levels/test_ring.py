@@ -130,6 +130,12 @@ def test_all_places_are_asked_only_where_nodes_are_cut_otherwise() -> None:
     assert not are_others(nodes, RUN, {0: Known(held=as_now), 2: fresh})
     three = {RUN: {**as_now[RUN], "node-00004": 1}}
     assert are_others(nodes, RUN, {0: Known(held=three), 2: fresh})
+    # Nothing is lost, or what was is cut otherwise now: what a fresh node is to have is nobody's part.
+    before = {RUN: {"node-00000": 1, "node-00001": 1}}
+    assert are_others(nodes, RUN, {0: Known(RUN, held=before, was="node-00000"), 2: fresh})
+    assert are_others(nodes, RUN, {0: saved, 2: fresh}, ["node-00000", "node-00001"])
+    assert not are_others(nodes, RUN, {0: saved, 2: fresh}, ["node-00000", "node-00002"])
+    assert not are_others(nodes, RUN, {0: Known(RUN, held=as_now, was="node-00000"), 2: fresh})
     assert everywhere(nodes, RUN, {0: as_now, 2: {}}) == [
         f"peer://10.0.0.0:7077/{RUN}/root-of-node-00000",
         f"peer://10.0.0.1:7077/{RUN}/root-of-node-00002",

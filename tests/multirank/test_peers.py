@@ -129,6 +129,23 @@ def test_ranks_on_other_nodes_than_before_go_on_with_what_was_their_own(
     assert [one["begun"] for one in again] == [2] * 3
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "shape"),
+    [("aab", "acb", ""), ("aab", "add", ""), ("aabc", "addc", "2+1")],
+    ids=["more", "lost", "parity"],
+)
+def test_as_many_ranks_go_on_on_nodes_of_which_a_fresh_one_has_nobodys_part(
+    warm: Warm, place: Path, before: str, now: str, shape: str
+) -> None:
+    told = {"cut": True, "shape": shape}
+    all_well(run(warm, "go_on_cut", place, [*before], steps=[1, 2], **told))
+    if "b" not in now:
+        end(place / "b")
+        shutil.rmtree(place / "b")
+    begun = all_well(run(warm, "go_on_cut", place, [*now], steps=[3], **told))
+    assert begun == [2] * len(now)
+
+
 @pytest.mark.parametrize("shape", ["", "2+1"], ids=["copies", "parity"])
 def test_other_nodes_go_on_from_the_newest_step_though_bytes_in_one_root_are_damaged(
     warm: Warm, place: Path, shape: str

@@ -73,12 +73,17 @@ def before(
             found.append(Source(part, root_place(one, run)))
         place = f"{PEER}://{one.address}"
         found += [Source(part, kept=f"{place}/{parity_key(run, part)}") for part in kept[one.rank]]
-    parts = {
-        part for some in kept.values() for rows in some.values() for row in rows for part in row
-    }
-    found += [Source(part) for part in sorted(parts - {one.part for one in found})]
+    there = {one.part for one in found}
+    found += [Source(part) for part in sorted(parts(kept) - there)]
     groups = {one.part: tuple(sorted(_companions(one.part, [*kept.values()]))) for one in found}
     return tuple([replace(one, group=groups[one.part]) for one in found])
+
+
+def parts(kept: Mapping[int, Kept]) -> set[str]:
+    """All that were in some group of which parity is kept, by the rank that leads the node that keeps it."""
+    return {
+        part for some in kept.values() for rows in some.values() for row in rows for part in row
+    }
 
 
 def _companions(part: str, kept: Sequence[Kept]) -> set[str]:

@@ -341,7 +341,7 @@ class Peers:
         self._asks = grouping.asked(self._part, self._nodes, [*kept.values()])
         self.url = url_of(self._root)
         self._sources = [self.url]
-        if ring.are_others(members, run, self._known_of):
+        if ring.are_others(members, run, self._known_of, grouping.parts(kept)):
             # Alone: what is called as this part may be another one.
             self._before = grouping.before(members, run, self._known_of, kept)
             self._sources = [f"{PEERS}://{self._root}"]

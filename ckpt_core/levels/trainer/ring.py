@@ -13,7 +13,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -227,12 +227,22 @@ def everywhere(members: Sequence[Member], run: str, kept: dict[int, Held]) -> li
     return roots + [place(one, run, part) for one, part in parts]
 
 
-def are_others(members: Sequence[Member], run: str, known: dict[int, Known]) -> bool:
-    """Whether nodes that are cut otherwise have saved, so that one may need what another has."""
-    if any(one.was is not None for one in known.values()):
-        return any(one.others for one in known.values())
-    parts = {part for one in known.values() for part in one.held.get(run, {})}
-    return bool(parts) and parts != {one.part for one in members}
+def are_others(
+    members: Sequence[Member], run: str, known: dict[int, Known], made: Collection[str] = ()
+) -> bool:
+    """Whether nodes that are cut otherwise have saved, so that one may need what another has.
+
+    Args:
+        made: parts that parity is kept of.
+    """
+    kept = {part for one in known.values() for part in one.held.get(run, {})}.union(made)
+    if all(one.was is None for one in known.values()):
+        return bool(kept) and kept != {one.part for one in members}
+    if any(one.others for one in known.values()):
+        return True
+    # All roots have what their ranks wrote, and perhaps more: what a fresh node is to have, too.
+    fresh = {one.part for one in members if known[one.rank].was is None}
+    return bool(kept) and not fresh <= kept
 
 
 def nodes(members: Sequence[Member], run: str) -> tuple[Node, ...]:
