@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,20 @@ def test_parts_of_different_saves_are_no_step(cluster: Cluster) -> None:
     manifest = step_path(other.root(2), STEP) / "manifest.json"
     manifest.write_text(manifest.read_text().replace(ATTEMPT, f"{STEP:012d}-ffffffff"))
     assert joined(cluster.root(0), cluster.root(1), other.root(2)).steps() == {}
+
+
+@pytest.mark.parametrize("later", ["00000000", "ffffffff"])
+def test_of_two_saves_of_a_step_the_one_made_last_counts(cluster: Cluster, later: str) -> None:
+    attempt = f"{STEP:012d}-{later}"
+    copies = [cluster.folder / f"copy-{n}" for n in range(3)]
+    for n, copy in enumerate(copies):
+        shutil.copytree(cluster.root(n), copy)
+        path = step_path(cluster.root(n), STEP) / "manifest.json"
+        before = Manifest.decode(path.read_bytes(), path=path)
+        again = replace(before, attempt=attempt, created_unix_s=before.created_unix_s + 1.0)
+        path.write_bytes(again.encode())
+    roots = [cluster.root(n) for n in range(3)]
+    assert joined(*roots, *copies).steps() == {STEP: attempt} == joined(*copies, *roots).steps()
 
 
 @needs_store

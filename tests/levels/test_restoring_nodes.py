@@ -127,26 +127,20 @@ def test_another_number_of_ranks_goes_on_after_the_loss_of_all_roots(
     assert all(ranks_in(root, 20) == [0, 1, 2, 3] for root in fresh)
 
 
+@pytest.mark.parametrize(
+    ("order", "now", "there"),
+    [("bbaa", PAIRS, [[0, 1, 2, 3]] * 2), ("aaab", [[0, 1, 2], [3]], [[0, 1, 2], [2, 3]])],
+)
 def test_ranks_that_are_on_other_nodes_now_take_their_own_and_leave_what_was_there(
-    roots: list[Path], level: Path
+    roots: list[Path], level: Path, order: str, now: list[list[int]], there: list[list[int]]
 ) -> None:
     lives = live(4)
-    outcomes = Nodes(pairs(roots[::-1]), PAIRS, [level]).restore(lives)
+    outcomes = Nodes([roots["ab".index(node)] for node in order], now, [level]).restore(lives)
     assert outcomes.steps() == [20] * 4
     assert_restored(lives, 20)
     assert len(outcomes.texts) == 4 and all("brought anew" in text for text in outcomes.texts)
     # The other node may not have its part elsewhere yet.
-    assert [ranks_in(root, 20) for root in roots] == [[0, 1, 2, 3]] * 2
-
-
-def test_a_rank_that_joins_another_node_gets_its_part_beside_that_of_the_others(
-    roots: list[Path], level: Path
-) -> None:
-    lives = live(4)
-    nodes = Nodes([roots[0]] * 3 + [roots[1]], [[0, 1, 2], [3]], [level])
-    assert nodes.restore(lives).steps() == [20] * 4
-    assert_restored(lives, 20)
-    assert [ranks_in(root, 20) for root in roots] == [[0, 1, 2], [2, 3]]
+    assert [ranks_in(root, 20) for root in roots] == there
 
 
 def test_ranks_whose_own_part_no_level_has_take_that_of_others_with_a_warning(

@@ -67,6 +67,7 @@ class JoinedFar(Readable):
         """
         there: dict[Copy, set[int]] = {}
         count: dict[Copy, int] = {}
+        made: dict[Copy, float] = {}
         away: list[Away] = []
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ckpt-joined") as threads:
             for found in threads.map(_manifests, self._places):
@@ -77,12 +78,14 @@ class JoinedFar(Readable):
                     copy = Copy(one.step, one.attempt)
                     there.setdefault(copy, set()).update(row.rank for row in one.ranks)
                     count[copy] = one.world_size
+                    made[copy] = max(one.created_unix_s, made.get(copy, 0.0))
         whole = [copy for copy, ranks in there.items() if len(ranks) == count[copy]]
         newest = max([copy.step for copy in there], default=-1)
         if away and newest > max([copy.step for copy in whole], default=-2):
             raise away[0]
-        # The same at all nodes, whoever answers first.
-        return {copy.step: copy.attempt for copy in sorted(whole, key=_order)}
+        # Of two saves the one made last counts: it is the same at all nodes, whoever answers first.
+        whole.sort(key=lambda copy: (copy.step, made[copy], copy.attempt))
+        return {copy.step: copy.attempt for copy in whole}
 
     def directories(self) -> dict[str, Copy]:
         """None: nodes that keep one another's steps have directories of files in their roots alone."""
@@ -204,7 +207,3 @@ def _manifests(place: Readable) -> list[Manifest] | Away:
     except Away as exc:
         return exc
     return found
-
-
-def _order(copy: Copy) -> tuple[int, str]:
-    return copy.step, copy.attempt
