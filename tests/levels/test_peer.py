@@ -9,6 +9,7 @@ import shutil
 import signal
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from ckpt_core.levels import (
     write_plan,
 )
 from ckpt_core.levels import PeerServer as Serving
+from ckpt_core.levels.serving import allowing
 from ckpt_core.store import committed_steps, opened_by_hand, step_path
 from ckpt_core.system.files import Files
 from ckpt_core.types import step_dir_name
@@ -159,6 +161,25 @@ def far_of(url: str) -> Far:
     from ckpt_core.levels.far.objects import ObjectFar
 
     return ObjectFar(url, request_s=1.0)
+
+
+def test_clocks_that_are_apart_are_told_of_without_a_word_on_which_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text(TOKEN)
+    monkeypatch.setattr(allowing, "HOLDS", timedelta(seconds=-1))
+    with (
+        in_environment({"CKPT_PEER_TOKEN_FILE": str(token)}),
+        Serving(tmp_path / "kept", read_keys(token), Address("127.0.0.1", 0)) as server,
+        open_far(f"peer://{server.address}/run") as far,
+        pytest.raises(
+            Away, match=r"the clock there and that of this machine.*set the one that is"
+        ) as caught,
+    ):
+        far.steps()
+    assert caught.value.hopeless
 
 
 def test_a_full_disk_of_a_peer_is_a_problem_that_may_pass(peer: PeerServer, tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ _CAUSES = (
     ),
     (
         r"RequestTimeTooSkewed",
-        "this machine's clock is wrong",
-        "set it, as the store's signatures hold for minutes only",
+        "the clock there and that of this machine are minutes apart",
+        "set the one that is wrong, as signatures hold for a quarter of an hour at most",
         True,
     ),
     (
