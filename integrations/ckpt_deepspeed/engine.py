@@ -84,6 +84,7 @@ class Saving:
         updated: parameters that the optimizer's step changes, and nothing else.
         is_restless: whatever is saved may change without the barrier.
         per_node: each node has a directory of its own of this name.
+        moves: a program may delete what it has elsewhere once this save has returned; all ranks say so.
     """
 
     step: int
@@ -91,6 +92,7 @@ class Saving:
     updated: Sequence[torch.Tensor]
     is_restless: bool
     per_node: bool
+    moves: bool
 
 
 class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
@@ -127,7 +129,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         tag = self._tag = _Tag(info)
         if self._saving is None:
             return
-        moves = self._moves_to(info.save_dir)
+        moves = self._saving.moves
         problem: CkptError | None = None
         try:
             ROOTS.trim(info.save_dir, moves=moves)
@@ -138,6 +140,8 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         tag.checkpointer = ROOTS.of(
             info.save_dir, self.settings.options, per_node=self._saving.per_node
         )
+        # While all ranks are here: what comes next may fail on one alone, and the others would know more.
+        self.at(info.save_dir)
         if problem is not None:
             self.declines()
             tag.problem = problem
@@ -293,7 +297,6 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         # Order matters: until it is sealed, an interrupt is to give it up.
         self._tag = None
         ROOTS.saved(tag.info.save_dir, self.newest)
-        self.at(tag.info.save_dir)
         if early is None:
             names = None if self._saving.is_restless else _of_models(tag.given)
             tag.checkpointer.wait_staged(names)
@@ -302,10 +305,10 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
     # -- inside -----------------------------------------------------------------------------------
 
     def at(self, place: str | os.PathLike[str]) -> None:
-        """This engine has saved to a directory, or loaded from it."""
+        """This engine saves to a directory, or loads from it."""
         self._place = os.path.realpath(place)
 
-    def _moves_to(self, save_dir: str) -> bool:
+    def moves_to(self, save_dir: str | os.PathLike[str]) -> bool:
         """Whether a program may delete what it has elsewhere once this save has returned: Trainer does."""
         place = os.path.realpath(save_dir)
         if self._place is None:

@@ -29,7 +29,7 @@ from ckpt_deepspeed.choosing import choose, is_missing, together
 from ckpt_deepspeed.engine import CkptCoreEngine, Saving, engine_of
 from ckpt_deepspeed.roots import ROOTS
 from ckpt_deepspeed.settings import KEY, plain, section_of
-from ckpt_deepspeed.tags import AgreedTag, agreed_tag
+from ckpt_deepspeed.tags import AgreedTag, agreed
 
 _log = logging.getLogger("ckpt_deepspeed")
 _MARK = "_ckpt_deepspeed"
@@ -169,13 +169,14 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(ours, CkptCoreEngine):
             _check_not_ours(self)
             return original(self, save_dir, tag, client_state, *args, **kwargs)
-        tag = agreed_tag(self, tag)
+        tag, moves = agreed(self, tag, moves=ours.moves_to(save_dir))
         known = Saving(
             step=self.global_steps,
             client_state=client_state,
             updated=_updated(self),
             is_restless=_is_restless(self),
             per_node=bool(self.use_node_local_storage()),
+            moves=moves,
         )
 
         def saves() -> Any:
@@ -266,10 +267,10 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, load_dir, tag, *args, **kwargs)
         ROOTS.wait_staged()
         together(lambda: ROOTS.wait(load_dir))
+        # Ahead of DeepSpeed's load, which may fail on one rank alone: the others would remember more.
+        ours.at(load_dir)
         if self.load_universal_checkpoint():
-            found = original(self, load_dir, tag, *args, **kwargs)
-            ours.at(load_dir)
-            return found
+            return original(self, load_dir, tag, *args, **kwargs)
         per_node = bool(self.use_node_local_storage())
         # A root that is open here is locked, and has what was saved to it.
         levels = () if per_node or ROOTS.has(load_dir) else ours.settings.options.levels
@@ -280,9 +281,7 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
             _LOADED.set(None if tag is None else str(tag))
             # Whoever has a root open has it locked.
             with ours.mappings.while_loading(allowed=ROOTS.has(load_dir)):
-                found = original(self, load_dir, tag, *args, **kwargs)
-            ours.at(load_dir)
-            return found
+                return original(self, load_dir, tag, *args, **kwargs)
         finally:
             _LOADED.set(before)
 

@@ -18,7 +18,7 @@ from ckpt_deepspeed.choosing import choose
 from ckpt_deepspeed.roots import ROOTS
 from tests.integrations.deepspeed.modes import Disk
 from tests.integrations.deepspeed.plain import attempt
-from tests.integrations.deepspeed.training import engine, train
+from tests.integrations.deepspeed.training import config, engine, engine_for, train
 
 WAIT_S = 0.3
 
@@ -150,6 +150,58 @@ def shared_with_others(folder: Path) -> dict[str, Any]:
         found["again"] = client["again"]
         made.destroy()
     return found
+
+
+class _NoMemory:
+    """Whoever pickles it finds no memory."""
+
+    def __reduce__(self) -> Any:
+        raise MemoryError("no memory on this rank")
+
+
+def remembered_otherwise(folder: Path) -> dict[str, Any]:
+    """Ranks know otherwise where an engine saved or loaded before; then it saves twice in each of two
+    directories that are open. What each rank was told of that, for each way.
+    """
+    rank, found = dist.get_rank(), {}
+    for way in ("save", "save, Fail", "load", "differing"):
+        settings = config(0, "fp32", ours=True, timeout=15.0)
+        made = engine_for(
+            settings | {"checkpoint": {"tag_validation": way.partition(", ")[2] or "Warn"}}
+        )
+        places, step = [str(folder / way / name) for name in ("last", "best")], 0
+
+        def save(place: str, made: Any = made, **client: Any) -> Any:
+            nonlocal step
+            step += 1
+            train(made, step - 1, step)
+            return attempt(lambda: made.save_checkpoint(place, f"t{step}", client))
+
+        told = [save(place) for place in [*places, *places, places[0]]]
+        ckpt_deepspeed.wait()
+        dist.barrier()
+        if way == "load":
+            by = None if rank == 0 else _no_memory
+            odd = str(attempt(lambda: made.load_checkpoint(places[1], custom_load_fn=by)))[:99]  # noqa: B023
+            made.global_steps = step
+        elif way == "differing":
+            odd = save(places[rank])
+            attempt(ckpt_deepspeed.wait)
+        else:
+            odd = save(places[1], **({"odd": _NoMemory()} if rank == 0 else {}))
+        dist.barrier()
+        told += [save(place) for place in [*places, *places]]
+        told.append(attempt(ckpt_deepspeed.wait))
+        found[way] = {"told": told, "odd": odd, "last": f"t{step - 1} t{step}"}
+        found[way]["latest"] = " ".join(Path(place, "latest").read_text() for place in places)
+        dist.barrier()
+        made.destroy()
+        attempt(ckpt_deepspeed.close)
+    return found
+
+
+def _no_memory(src: Any, dst: Any) -> None:
+    raise MemoryError("no memory on this rank")
 
 
 def in_the_way(folder: Path) -> str:

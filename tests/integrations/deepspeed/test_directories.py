@@ -16,6 +16,7 @@ JOBS = (
     "used_again",
     "by_turns",
     "shared_with_others",
+    "remembered_otherwise",
     "in_the_way",
     "interrupted",
     "other_settings",
@@ -103,6 +104,17 @@ def test_files_of_others_in_a_tag_are_never_deleted(results: dict[str, list[Any]
     for found in results["shared_with_others"]:
         assert found["kept"] == [True, True, True]
         assert found["gone"] and found["whole"] and found["again"]
+
+
+@pytest.mark.parametrize("way", ["save", "save, Fail", "load", "differing"])
+def test_a_save_or_load_that_was_not_the_same_for_all_ranks_leaves_none_alone_in_a_later_save(
+    results: dict[str, list[Any]], way: str
+) -> None:
+    found = [one[way] for one in results["remembered_otherwise"]]
+    assert way == "differing" or any("no memory on this rank" in str(one["odd"]) for one in found)
+    for one in found:
+        assert one["told"] == [*[True] * 9, None], one
+        assert one["latest"] == one["last"], one
 
 
 def test_a_script_that_cannot_be_copied_holds_no_rank_up(results: dict[str, list[Any]]) -> None:
