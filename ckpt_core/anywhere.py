@@ -171,7 +171,7 @@ def committed_steps(root: Place) -> tuple[int, ...]:
         return store.committed_steps(look.path)
 
 
-def committed_directories(root: Place) -> tuple[str, ...]:
+def committed_directories(root: Place, *, pointer: str | None = None) -> tuple[str, ...]:
     """Names of the directories that `begin_files` committed in `root`, newest first; () without any.
 
     Reads their manifests and the sizes of their files; one that lacks a file, or has one of another size,
@@ -179,6 +179,7 @@ def committed_directories(root: Place) -> tuple[str, ...]:
 
     Args:
         root: a directory, or the URL of an object store.
+        pointer: only those that were committed with this one, such as "latest".
 
     Raises:
         ConfigError: a URL with an unknown scheme, or without the extra that it needs; or no path.
@@ -187,12 +188,12 @@ def committed_directories(root: Place) -> tuple[str, ...]:
     """
     url = url_of(root)
     if url is None:
-        return restore.committed_directories(local(root))
+        return restore.committed_directories(local(root), pointer=pointer)
     from ckpt_core.levels import look_at
 
     with look_at(url) as look:
         look.directories()
-        return restore.committed_directories(look.path)
+        return restore.committed_directories(look.path, pointer=pointer)
 
 
 def step_path(root: Place, step: int) -> Path:

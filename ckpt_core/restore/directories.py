@@ -16,11 +16,16 @@ from ckpt_core.store import listing
 from ckpt_core.system.files import Files
 
 
-def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
+def committed_directories(
+    root: str | os.PathLike[str], *, pointer: str | None = None
+) -> tuple[str, ...]:
     """Names of the directories that `begin_files` committed in `root`, newest first; () without any.
 
     Reads their manifests and the sizes of their files; one that lacks a file, or has one of another size,
     is left out. Takes no lock.
+
+    Args:
+        pointer: only those that were committed with this one.
 
     Raises:
         RestoreError: the root cannot be listed, the storage hangs, or there is no memory or thread to read
@@ -36,7 +41,7 @@ def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
             raise  # It says nothing of the directory.
         except RestoreError:
             continue  # somebody else's, or damaged
-        if step is not None:
+        if step is not None and pointer in (None, step.manifest.pointer):
             found.append((step.manifest.created_unix_s, step.manifest.step, name))
     return tuple(name for _, _, name in sorted(found, reverse=True))
 

@@ -98,7 +98,7 @@ class _Looks:
             return tag
         if self._brought(directory=tag) is not None:
             return tag
-        whole, _ = self._whole(tag)
+        whole, _, _ = self._whole(tag)
         hint = "no other tag is whole" if whole is None else f"the newest whole tag is {whole!r}"
         if not there:
             raise NotCommitted(
@@ -118,16 +118,16 @@ class _Looks:
             if found is None:
                 return str(named)
             problem = f"tag {named!r} in {self.root} is damaged: {found}"
-        whole, others = self._whole(named)
+        whole, aside, others = self._whole(named)
         empty = _shared(lambda: _is_empty(self.root))
-        brought = self._brought(pointer=LATEST, newer_than=whole)
+        brought = self._brought(pointer=LATEST, newer_than=None if aside else whole)
         if brought is not None:
             if not empty:
                 _warn(f"{problem}. Loading {brought!r} instead, which a further level had")
             return brought
         problem = "; ".join([problem, *others])
         if whole is not None:
-            _warn(f"{problem}. Loading {whole!r} instead, the newest tag that is whole")
+            _warn(f"{problem}. Loading {whole!r} instead, the newest tag that is whole{aside}")
             return whole
         if empty:
             return None
@@ -137,16 +137,19 @@ class _Looks:
             path=self.root,
         )
 
-    def _whole(self, but: str | None) -> tuple[str | None, list[str]]:
-        """The newest whole tag, and what is wrong with newer ones."""
-        names, unread = _shared(lambda: _listed(self.root, but))
+    def _whole(self, but: str | None) -> tuple[str | None, str, list[str]]:
+        """The newest whole tag that `latest` named, or else the newest of the others; what is to be told of
+        one of these; and what is wrong with those before it.
+        """
+        pointed, others, unread = _shared(lambda: _listed(self.root, but))
         problems = [f"tag {name!r} lacks files, or cannot be read" for name in unread]
-        for name in names:
+        for name in [*pointed, *others]:
             problem = self._problem(name)
             if problem is None:
-                return name, problems
+                aside = "" if name in pointed else f": {LATEST!r} was never to name it"
+                return name, aside, problems
             problems.append(f"tag {name!r} is damaged too: {problem}")
-        return None, problems
+        return None, "", problems
 
     def _brought(
         self,
@@ -192,10 +195,14 @@ class _Looks:
         return here.index(rank), len(here)
 
 
-def _listed(root: Path, but: str | None) -> tuple[list[str], list[str]]:
-    """Tags, newest first, and those of this engine that are no more to be seen as such."""
+def _listed(root: Path, but: str | None) -> tuple[list[str], list[str], list[str]]:
+    """Tags that `latest` was to name, the others, each newest first, and those of this engine that are no
+    more to be seen as such. With save_latest=False tags hold what no run is to go on from.
+    """
     names = [name for name in committed_directories(root) if name != but]
-    return names, sorted(_ours(root).difference(names, [but]))
+    pointed = [name for name in committed_directories(root, pointer=LATEST) if name in names]
+    others = [name for name in names if name not in pointed]
+    return pointed, others, sorted(_ours(root).difference(names, [but]))
 
 
 def _named(root: Path) -> tuple[str | None, str | None]:

@@ -33,6 +33,19 @@ def test_directories_are_listed_newest_first(tmp_path: Path) -> None:
     assert committed_directories(tmp_path) == ("a", "c", "b")
 
 
+def test_directories_are_listed_by_the_pointer_that_they_were_committed_with(
+    tmp_path: Path,
+) -> None:
+    with Checkpointer(tmp_path) as ck:
+        for step, pointer in enumerate(["latest", None, "latest", "best"]):
+            save = ck.begin_files(step, f"tag{step}", pointer=pointer)
+            save.add("0.pt", {"n": step})
+            save.seal().committed.result(60)
+    assert committed_directories(tmp_path) == ("tag3", "tag2", "tag1", "tag0")
+    assert committed_directories(tmp_path, pointer="latest") == ("tag2", "tag0")
+    assert committed_directories(tmp_path, pointer="other") == ()
+
+
 def test_directories_are_listed_newest_first_when_the_clock_was_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

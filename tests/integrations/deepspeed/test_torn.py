@@ -20,7 +20,7 @@ def found(
     """Job -> what each rank found."""
     place: Path = tmp_path_factory.mktemp("torn")
     results = {}
-    for job in ("torn", "pointed", "others"):
+    for job in ("torn", "pointed", "others", "aside"):
         outcomes = ranks(f"torn_jobs.{job}", ranks=request.param, folder=str(place / job))
         for rank, outcome in enumerate(outcomes):
             assert not outcome["problem"] and outcome["code"] == 0, (job, rank, outcome)
@@ -80,6 +80,19 @@ def test_two_torn_tags_are_passed_over(found: dict[str, list[Any]]) -> None:
         assert cases["two are torn"]["tag"] == "global_step1"
         for text in cases["two are torn"]["told"]:
             assert f"tag {NEWEST!r}" in text and f"tag {BEFORE!r}" in text
+
+
+def test_a_tag_that_latest_was_not_to_name_is_loaded_only_if_no_other_is_whole(
+    found: dict[str, list[Any]],
+) -> None:
+    for rank, cases in enumerate(found["aside"]):
+        assert cases["the newest is torn"]["tag"] == "global_step1", cases
+        assert cases["no latest"]["tag"] == BEFORE, cases
+        assert cases["no other is whole"]["tag"] == "export", cases
+        told = [text for loaded in cases.values() for text in loaded["told"]]
+        assert ["was never to name it" in text for text in told] == [False, False, True] * (
+            rank == 0
+        )
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,24 @@ def others(folder: str) -> dict[str, Any]:
     }
 
 
+def aside(folder: str) -> dict[str, Any]:
+    """A newer tag of save_latest=False lies beside global_step1 and 2, which `latest` named."""
+    place = Path(folder)
+    base, made = place / "base", engine(ZERO, "bf16", **SMALL)
+    for step, tag in enumerate(["global_step1", BEFORE, "export"], start=1):
+        train(made, step - 1, step)
+        made.save_checkpoint(str(base), tag, {"step": step}, save_latest=tag != "export")
+    ckpt_deepspeed.close()
+    dist.barrier()
+
+    cases: dict[str, Callable[[Path], Any]] = {
+        "the newest is torn": lambda root: next((root / BEFORE).glob("*.pt")).unlink(),
+        "no latest": lambda root: _say(root, None),
+        "no other is whole": _forget,
+    }
+    return {name: _loaded(_copied(base, place / "copy", act)) for name, act in cases.items()}
+
+
 def _base(root: Path) -> Path:
     made = engine(ZERO, "bf16", **SMALL)
     for step in range(1, 4):
