@@ -339,10 +339,19 @@ def note_claim(root: Path, token: str, *, copied: bool = False) -> list[str]:
     Returns:
         The tokens of those that have noted it in this root, this one too.
     """
-    before = [] if copied else (_read(root, CLAIMS) or {}).get("tokens", [])
+    before = [] if copied else _tokens(root)
     tokens = [*before, token][-REMEMBERED:]
     _write(root, CLAIMS, {"tokens": tokens})
     return tokens
+
+
+def noted_claims(root: Path) -> list[str]:
+    """The tokens that `note_claim` has noted in this root; none in a copy of another one."""
+    return [] if is_copied(root) else _tokens(root)
+
+
+def _tokens(root: Path) -> list[str]:
+    return list((_read(root, CLAIMS) or {}).get("tokens", ()))
 
 
 def write_status(root: Path, status: Status) -> None:

@@ -17,9 +17,10 @@ from ckpt_core.levels.agent.copying import How, send
 from ckpt_core.levels.agent.pace import Stopped
 from ckpt_core.levels.agent.source import OpenSave
 from ckpt_core.levels.agent.trouble import Trouble
+from ckpt_core.levels.claiming import claim_word
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Away
-from ckpt_core.levels.mailbox import PROTOCOL
+from ckpt_core.levels.mailbox import PROTOCOL, note_claim
 from ckpt_core.options import Level
 from ckpt_core.store import step_path
 from ckpt_core.system.files import Files
@@ -161,6 +162,28 @@ def test_an_agent_publishes_and_retires_nothing_where_a_later_session_is(
     else:
         until(lambda: set(look(far)) == {3})
     store.close()
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_start_that_was_cut_off_behind_its_claim_keeps_no_step_from_the_level(
+    is_copy: bool, root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    store, far = make_store(root), tmp_path / "far"
+    save(store, 3)
+    store.close()
+    write_plan(root, plan_of(level(far)))
+    note_claim(root, "of the next start")
+    if is_copy:  # then it was the other root's start
+        place = {"path": "/elsewhere", "file": [1, 2], "touched": 3}
+        (root / LEVELS / "plan.json").write_text(
+            json.dumps({**word(root, "plan.json"), "place": place})
+        )
+    claim = claim_word("ab" * 8, 2, host="here", pid=1, token="of the next start")
+    DirectoryFar(far, files=Files()).write_word("run.json", claim, over=None)
+    status = agents.run(root)
+    assert status.ended == ("fenced" if is_copy else "up to date")
+    assert set(look(far)) == (set() if is_copy else {3})
+    assert word(far, "run.json")["session"] == 2
 
 
 def test_a_level_of_another_run_is_left_alone(root: Path, tmp_path: Path, agents: Agents) -> None:

@@ -21,8 +21,9 @@ from ckpt_core.levels import (
     write_plan,
 )
 from ckpt_core.levels.agent.claims import Fenced, take
-from ckpt_core.levels.claiming import parsed
-from ckpt_core.levels.mailbox import Serve, Status
+from ckpt_core.levels.claiming import claim_word, parsed
+from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.levels.mailbox import Serve, Status, note_claim
 from ckpt_core.levels.serving import server
 from ckpt_core.options import Level
 from ckpt_core.system.files import Files
@@ -117,35 +118,44 @@ def test_an_agent_that_is_believed_dead_takes_nothing_from_the_next_session(tmp_
         assert read_keys(peer.token)
         with open_far(peer.url("ab/node-00000")) as far:
             for _ in range(2):
-                take(far, plan_of(session=2))
+                take(far, plan_of(session=2), tmp_path)
             with pytest.raises(Fenced, match="at session 2"):
-                take(far, plan_of(session=1))
-            take(far, plan_of(session=3))
+                take(far, plan_of(session=1), tmp_path)
+            take(far, plan_of(session=3), tmp_path)
             far.write_word(
                 "run.json", b'{"run": "other", "session": 1}', over=far.read_word("run.json").tag
             )  # type: ignore[union-attr]
             with pytest.raises(Away, match="belongs to another run"):
-                take(far, plan_of(session=4))
+                take(far, plan_of(session=4), tmp_path)
+
+
+def test_a_claim_of_the_same_root_that_was_cut_off_keeps_its_session(tmp_path: Path) -> None:
+    note_claim(tmp_path, "of this root")
+    words = DirectoryFar(tmp_path / "far", files=Files())
+    claim = claim_word("ab" * 8, 2, host="here", pid=1, token="of this root")
+    words.write_word("run.json", claim, over=None)
+    take(words, plan_of(session=1), tmp_path)
+    assert parsed(words.read_word("run.json"))["session"] == 2
 
 
 def test_what_a_later_session_claims_meanwhile_stays_its_own(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with (
         PeerServer() as peer,
         in_environment(peer.environ()),
         open_far(peer.url("ab/node-00000")) as far,
     ):
-        take(far, plan_of(session=2))
+        take(far, plan_of(session=2), tmp_path)
         read_word = far.read_word
 
         def read_and_be_late(name: str) -> Word | None:
             word = read_word(name)
             monkeypatch.setattr(far, "read_word", read_word)
-            take(far, plan_of(session=4))
+            take(far, plan_of(session=4), tmp_path)
             return word
 
         monkeypatch.setattr(far, "read_word", read_and_be_late)
         with pytest.raises(Away):
-            take(far, plan_of(session=3))
+            take(far, plan_of(session=3), tmp_path)
         assert parsed(read_word("run.json"))["session"] == 4

@@ -228,10 +228,10 @@ class Carrier:
     def _claim(self, far: Far) -> None:
         plan = self._board.plan
         if self._is_own() and scheme_of(self.url) is not None and self._taken != plan.session:
-            take(far, plan)
+            take(far, plan, self._root)
             self._taken = plan.session
         else:
-            check_fence(far, plan)
+            check_fence(far, plan, self._root)
 
     def _folders(self) -> list[Path]:
         """Where steps come from: the directories before this level, the nearest first."""
@@ -295,7 +295,7 @@ class Carrier:
     def _how(self, far: Far, copy: Copy) -> How:
         def may_publish() -> None:
             self._pace.let_through(0)  # told to end: nothing is published any more
-            check_fence(far, self._board.plan)
+            check_fence(far, self._board.plan, self._root)
             if copy.directory is None:
                 self._pins.before(far, copy.step)
 
@@ -394,7 +394,7 @@ class Carrier:
 
     def _retire(self, far: Far, going: Collection[int]) -> bool:
         if going:
-            check_fence(far, self._board.plan)
+            check_fence(far, self._board.plan, self._root)
             far.retire([step_dir_name(step) for step in going])
             self._look(far, now=True)
         return bool(going) and not set(going) & set(self._there)

@@ -7,21 +7,24 @@ import os
 import socket
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from ckpt_core.errors import CkptError
 from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.claiming import LEASE, claim_word, parsed, pids_here
 from ckpt_core.levels.far.door import Away, Conflict, Far, Word
-from ckpt_core.levels.mailbox import Plan
+from ckpt_core.levels.mailbox import Plan, noted_claims
 
 
 class Fenced(CkptError):
     """A later session of the run has the level. Never leaves the agent."""
 
 
-def check_fence(far: Far, plan: Plan) -> None:
+def check_fence(far: Far, plan: Plan, root: Path) -> None:
     """Be sure that no later session has the level. Called before anything is published or retired.
 
+    A claim of this very root is none: its start is on the way to its plan, or was cut off before it, and
+    nobody else takes what is here to the level.
     One that was claimed, and is filled anew since, is claimed anew by the agent that has the lease there.
 
     Raises:
@@ -29,12 +32,12 @@ def check_fence(far: Far, plan: Plan) -> None:
         Away: it cannot be told, or the level is another run's, or a first root now.
     """
     word = far.read_word(RUN_NAME)
-    _check(far, word, plan)
+    _check(far, word, plan, root)
     if word is None and plan.sweeps:
         _write(far, None, plan)
 
 
-def _check(far: Far, word: Word | None, plan: Plan) -> None:
+def _check(far: Far, word: Word | None, plan: Plan, root: Path) -> None:
     there = parsed(word)
     if not there:
         return
@@ -50,13 +53,15 @@ def _check(far: Far, word: Word | None, plan: Plan) -> None:
             )
             # Not for the other levels: these are still of this session.
             raise Away(text, hopeless=True)
+        if there.get("token") in noted_claims(root):
+            return
         raise Fenced(
             f"{far.url} is at session {there['session']}, by {there.get('host')}, and this agent at "
             f"{plan.session}: it publishes and retires nothing any more"
         )
 
 
-def take(far: Far, plan: Plan) -> None:
+def take(far: Far, plan: Plan, root: Path) -> None:
     """Claim a level that no other root of the job has, for the run and the session of this one.
 
     Raises:
@@ -64,8 +69,8 @@ def take(far: Far, plan: Plan) -> None:
     """
     # Order matters: what is replaced is what was looked at, so that a later session keeps its claim.
     word = far.read_word(RUN_NAME)
-    _check(far, word, plan)
-    if parsed(word).get("session", -1) != plan.session:
+    _check(far, word, plan, root)
+    if parsed(word).get("session", -1) < plan.session:
         _write(far, word, plan)
 
 

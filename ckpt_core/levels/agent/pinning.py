@@ -49,7 +49,7 @@ class Pins:
         """
         pinned = pinned_steps(self._root).intersection(steps)
         for step in sorted(pinned - self._there):
-            check_fence(far, self._board.plan)
+            check_fence(far, self._board.plan, self._root)
             with suppress(NotCommitted):  # it has gone from there meanwhile
                 self._pin(far, step)
         told = sorted(pinned & self._there)
@@ -72,7 +72,7 @@ class Pins:
         self._before = {name: self._before.get(name, coming) for name in marks}
         for name in sorted(marks.keys() - self._told):
             if marks[name] not in pinned and self._before[name].isdisjoint(coming):
-                check_fence(far, self._board.plan)
+                check_fence(far, self._board.plan, self._root)
                 far.pin(marks[name], False)
                 self._there -= {marks[name]}
                 self._told.add(name)
