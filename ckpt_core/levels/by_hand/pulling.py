@@ -216,7 +216,10 @@ class _Pulling:
         return Manifest.decode(data, path=Path(self._far.url) / self._copy.target)
 
     def _check_lengths(self) -> None:
-        for name, nbytes in self._far.files(self._copy).items():
+        # By what the manifests name: others may have put files beside them.
+        lengths = {row.file: row.nbytes for row in self._manifest().ranks}
+        lengths |= {entry.name: entry.nbytes for entry in self._entries()}
+        for name, nbytes in lengths.items():
             path = self._folder / name
             if path.stat().st_size != nbytes:
                 got = f"{path.stat().st_size} bytes"

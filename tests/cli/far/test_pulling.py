@@ -51,6 +51,14 @@ def test_pull_replaces_a_step_of_which_a_file_is_cut_or_gone(
         assert "is there already" in cli("pull", level, "--to", root).out
 
 
+def test_pull_goes_by_the_files_of_a_step_alone(cli: Cli, ckpts: Path, tmp_path: Path) -> None:
+    level, root = tmp_path / "level", tmp_path / "fresh"
+    assert cli("push", ckpts, 30, "--to", level).code == 0
+    (step_path(level, 30) / "notes.txt").write_text("of somebody else")
+    assert "verified" in cli("pull", level, "--to", root).out
+    assert _bytes_of(step_path(root, 30)) == _bytes_of(step_path(ckpts, 30))
+
+
 def test_pull_brings_what_is_there_already_if_it_is_told_to(
     cli: Cli, ckpts: Path, tmp_path: Path, damage: Callable[[Path, int], None]
 ) -> None:
