@@ -505,6 +505,24 @@ def test_what_a_turn_has_met_that_began_before_a_plan_is_not_told_of_it(tmp_path
     assert board.told().levels[0].problem == "" and not trouble.is_there
 
 
+@pytest.mark.parametrize(
+    ("error", "text", "hopeless"),
+    [
+        (MemoryError(), "no memory is left for the agent", False),
+        (RuntimeError("can't start new thread"), "no threads are left for the agent", False),
+        (AssertionError(), "AssertionError", True),
+    ],
+)
+def test_every_problem_of_a_level_has_a_text_and_what_this_machine_lacks_comes_back(
+    error: Exception, text: str, hopeless: bool, tmp_path: Path
+) -> None:
+    plan = plan_of(level(tmp_path))
+    board = Board(plan, None)
+    Trouble(str(tmp_path), board, Timing()).failed(error, plan.token)
+    told = board.told().levels[0]
+    assert told.problem.startswith(f"{tmp_path}: {text}") and told.hopeless is hopeless
+
+
 def test_an_agent_without_progress_gives_up_when_nobody_trains(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:

@@ -35,8 +35,13 @@ class Trouble:
         Args:
             token: of the plan when the turn began.
         """
-        hopeless = getattr(exc, "hopeless", not isinstance(exc, CkptError))
-        self.tell(str(exc), token, hopeless=hopeless)
+        # What this machine lacks comes back by itself.
+        lacks = _lacks(exc)
+        hopeless = getattr(exc, "hopeless", not isinstance(exc, CkptError) and not lacks)
+        text = str(exc) or type(exc).__name__
+        if lacks or not isinstance(exc, CkptError):
+            text = f"{self._url}: {lacks or text}"
+        self.tell(text, token, hopeless=hopeless)
         return self._backoff.failed(hopeless=hopeless)
 
     def tell(self, text: str, token: str, *, hopeless: bool) -> None:
@@ -81,3 +86,12 @@ class Trouble:
         self._token = None
         with self._board.change(self._url) as status:
             status.problem, status.hopeless, status.since_s = "", False, 0.0
+
+
+def _lacks(exc: Exception) -> str:
+    """What the agent has too little of, and what to do; "" where it is nothing that comes back by itself."""
+    if isinstance(exc, MemoryError):
+        return "no memory is left for the agent: end what uses it, or give this job more"
+    if isinstance(exc, RuntimeError) and "start new thread" in str(exc):
+        return "no threads are left for the agent: raise `ulimit -u`, or the limit of the unit"
+    return ""
