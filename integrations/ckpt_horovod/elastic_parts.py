@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod.torch.elastic.state import SamplerStateHandler
-from horovod.torch.functions import broadcast_object
-from torch import nn
+from horovod.torch.functions import broadcast_object, broadcast_parameters
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ckpt_core import RngState
@@ -43,6 +43,7 @@ class Standing:
 class _Initial:
     """What Horovod's handlers do not copy of the state at construction."""
 
+    loose: dict[str, Tensor]
     values: dict[str, Any]
     rng: dict[str, Any]
     count: int
@@ -66,7 +67,10 @@ class Parts:
         handled = {name: item.value for name, item in self._handlers.items() if name != "optimizer"}
         state.optimizer.attach(**handled, **{ATTRIBUTES: _Values(self)})
         self._initial: _Initial | None = _Initial(
-            copy.deepcopy(self.values()), RngState().state_dict(), iterations.count
+            {name: param.clone() for name, param in self._loose().items()},
+            copy.deepcopy(self.values()),
+            RngState().state_dict(),
+            iterations.count,
         )
 
     def values(self) -> dict[str, Any]:
@@ -101,6 +105,9 @@ class Parts:
                 handler.restore()
                 # Loading may put the copy itself into use, and training would change it.
                 handler.save()
+        for name, param in self._loose().items():
+            if name in self._initial.loose:
+                param.copy_(self._initial.loose[name])
         self.set_values(copy.deepcopy(self._initial.values))
         RngState().load_state_dict(self._initial.rng)
         self._iterations.count = self._initial.count
@@ -135,6 +142,7 @@ class Parts:
                 handler.sync()
         for handler in self._of(nn.Module).values():
             handler.sync()
+        broadcast_parameters(self._loose(), root_rank=0)
         self._iterations.count = told.count
         self.forget_gradients()
 
@@ -169,6 +177,11 @@ class Parts:
     @property
     def _handlers(self) -> dict[str, Any]:
         found: dict[str, Any] = self._state._handlers
+        return found
+
+    def _loose(self) -> dict[str, Tensor]:
+        """Parameters of the optimizer that no handler knows: those that `model=` lacks, such as a loss's."""
+        found: dict[str, Tensor] = self._state.optimizer._tree.loose()
         return found
 
     def _of(self, kind: type[Any]) -> dict[str, Any]:

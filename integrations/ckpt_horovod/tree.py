@@ -66,6 +66,12 @@ class StateTree:
         }
         return tree | ({"parameters": orphans} if orphans else {})
 
+    def loose(self) -> dict[str, Tensor]:
+        """Parameters that are saved by names of their own, since no attached model holds them."""
+        tree = self.of({})
+        named = {} if "model" in self._parts else tree["model"]
+        return {**named, **tree.get("parameters", {})}
+
     def fill(self, parts: Mapping[str, Any], restored: Mapping[str, Any]) -> None:
         """Put the plain values of a step into the lists and dicts of these parts and of attached ones."""
         for name, part in (self._parts | dict(parts)).items():

@@ -102,6 +102,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         )
         for mode, how in BLOCKING.items()
     ]
+    jobs += [
+        _job(folder, "jobs_elastic", "took_live", str(model), with_model=model)
+        for model in (True, False)
+    ]
     jobs += _rooted(folder, "jobs_ends", "saved_alone")
     jobs += _rooted(folder, "jobs_policies", "left_early")  # with which the second rank ends
     return launch(jobs, ranks=2, folder=folder)
