@@ -200,6 +200,8 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
         self._iterations.use(None)
         self._leave()
         self._parts.forget_gradients()
+        if self._durable:  # an object that the reload is to fill must stay where it is
+            self._parts.drop_initial()
         self._parts.go_back()
 
     def on_reset(self) -> None:

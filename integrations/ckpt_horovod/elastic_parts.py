@@ -16,7 +16,7 @@ from horovod.torch.functions import broadcast_object, broadcast_parameters
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ckpt_core import RngState
+from ckpt_core import ConfigError, RngState
 from ckpt_horovod.elastic_settings import ATTRIBUTES, paths_of
 from ckpt_horovod.iterations import Iterations
 from ckpt_horovod.optimizer import _forget_reductions, keeping_groups
@@ -68,7 +68,7 @@ class Parts:
         state.optimizer.attach(**handled, **{ATTRIBUTES: _Values(self)})
         self._initial: _Initial | None = _Initial(
             {name: param.clone() for name, param in self._loose().items()},
-            copy.deepcopy(self.values()),
+            copy.deepcopy(_noted(self.values(), keep=True)),
             RngState().state_dict(),
             iterations.count,
         )
@@ -81,7 +81,9 @@ class Parts:
         """Set those that the State has; one that is new to it stays as it was made."""
         for name, value in values.items():
             if name in self._state._saved_state:
-                setattr(self._state, name, value)
+                # An object that loads is filled: the program holds it, too.
+                found = _taken(getattr(self._state, name), value, name)
+                setattr(self._state, name, found)
 
     def replaced(self, name: str, value: Any) -> None:
         """The user has put another object in the place of a handled one."""
@@ -162,7 +164,8 @@ class Parts:
             if not isinstance(handler.value, Optimizer | nn.Module) and not _is_of(name, kept):
                 handler.sync()
         values = self.values().items()
-        self.set_values(tell({k: v for k, v in values if not _is_of(f"{ATTRIBUTES}.{k}", kept)}))
+        mine = {k: v for k, v in values if not _is_of(f"{ATTRIBUTES}.{k}", kept)}
+        self.set_values(tell(_noted(mine)))
 
     def forget_gradients(self) -> None:
         """All-reduces that will never end, and gradients of a step that was not made."""
@@ -193,7 +196,7 @@ class Parts:
         if plain.get("model", self) is None:
             del plain["model"]
         for name, value in list(plain.items()):
-            if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            if _loads(value):
                 self._handlers[name] = SamplerStateHandler(value)
                 del plain[name]
 
@@ -216,6 +219,80 @@ class _Values:
 def tell(mine: Any) -> Any:
     """What the first rank gives here; called on all ranks."""
     return broadcast_object(mine, root_rank=0, name="ckpt_horovod.elastic")
+
+
+@dataclass(frozen=True)
+class _State:
+    """What stands for an object among the values that gives its state, and loads it.
+
+    Attributes:
+        given: its state.
+        of: the object; None where it is told to other ranks, of which each has its own.
+    """
+
+    given: Any
+    of: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _State:
+        return _State(copy.deepcopy(self.given, memo), self.of)
+
+
+def _loads(value: Any) -> bool:
+    return (
+        not isinstance(value, type)
+        and hasattr(value, "state_dict")
+        and hasattr(value, "load_state_dict")
+    )
+
+
+def _noted(value: Any, *, keep: bool = False) -> Any:
+    """Values, with states for objects that load: a scheduler would be copied with its optimizer."""
+    if _loads(value):
+        return _State(value.state_dict(), value if keep else None)
+    if type(value) is tuple:
+        return tuple(_noted(item, keep=keep) for item in value)
+    if isinstance(value, dict | list):
+        value = copy.copy(value)
+        for key in _keys(value):
+            value[key] = _noted(value[key], keep=keep)
+    return value
+
+
+def _taken(live: Any, saved: Any, name: str) -> Any:
+    """What belongs in the place of `live`: what was saved, in which objects that load are filled and kept.
+
+    Raises:
+        ConfigError: the first rank has an object there, and this one none.
+    """
+    if isinstance(saved, _State):
+        live, saved = (live if saved.of is None else saved.of), saved.given
+        if not _loads(live):
+            raise ConfigError(
+                f"{name}: the first rank has an object there that loads its state, and this rank has "
+                f"{type(live).__name__}: make it before the function that hvd.elastic.run wraps"
+            )
+    if _loads(live) and saved is not None:
+        with keeping_groups([live] if isinstance(live, Optimizer) else []):
+            live.load_state_dict(saved)
+        return live
+    if type(saved) is tuple:
+        return tuple(_taken(_at(live, key), saved[key], f"{name}.{key}") for key in _keys(saved))
+    if isinstance(saved, dict | list):
+        for key in _keys(saved):
+            saved[key] = _taken(_at(live, key), saved[key], f"{name}.{key}")
+    return saved
+
+
+def _keys(value: Any) -> Iterable[Any]:
+    return list(value) if isinstance(value, dict) else range(len(value))
+
+
+def _at(live: Any, key: Any) -> Any:
+    """What a live dict, list or tuple has there."""
+    if isinstance(live, dict):
+        return live.get(key)
+    within = isinstance(live, list | tuple) and isinstance(key, int) and key < len(live)
+    return live[key] if within else None
 
 
 def _is_of(name: str, paths: Iterable[str]) -> bool:

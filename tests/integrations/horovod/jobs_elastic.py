@@ -25,6 +25,8 @@ def took_live(root: str, with_model: bool) -> dict[str, Any]:
     with state:
         state.sync()
         found = [param.tolist() for param in (*model.parameters(), loose)]
+        assert state.schedulers[0].optimizer is state.optimizer
+        found.append(state.schedulers[0].last_epoch)
         _step(model, loose, state)
         state.commit()
     return {"found": found, "steps": committed_steps(root)}
@@ -39,10 +41,13 @@ def _made(root: str, with_model: bool) -> tuple[torch.nn.Module, torch.nn.Parame
         named_parameters=[(f"took-live-{with_model}.{name}", param) for name, param in named],
         checkpointer=None,
     )
-    return model, loose, TorchState(model if with_model else None, optimizer, root=root)
+    schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)]
+    kept = TorchState(model if with_model else None, optimizer, root=root, schedulers=schedulers)
+    return model, loose, kept
 
 
 def _step(model: torch.nn.Module, loose: torch.Tensor, state: TorchState) -> None:
     state.optimizer.zero_grad()
     (model(torch.ones(1, 2)).sum() * loose.exp().sum()).backward()
     state.optimizer.step()
+    state.schedulers[0].step()

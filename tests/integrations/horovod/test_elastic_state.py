@@ -71,3 +71,87 @@ def test_a_new_worker_takes_parameters_without_a_module_from_the_first_rank(
     first, second = pair.of(f"took_live-{with_model}")
     assert first == second
     assert first["steps"] == [1, 2]
+
+
+# -- attributes ------------------------------------------------------------------------------------
+
+
+class _Meter:
+    """A user's own object."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n": self.n}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.n = state["n"]
+
+
+def _metered(root: Path, tensors: Any) -> tuple[TorchState, _Meter, _Meter, Any]:
+    """A state with objects in a dict and in a list, and with one that takes the place of None."""
+    one, other = _Meter(), _Meter()
+    model, optimizer, _ = tensors
+    held = {"meters": {"acc": one, "best": 0.0}, "rows": [1, (other,)], "scheduler": None}
+    state = TorchState(model, optimizer, root=root, **held)
+    state.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    return state, one, other, state.scheduler
+
+
+@pytest.mark.usefixtures("alone")
+def test_objects_in_containers_and_those_that_came_later_are_filled_and_stay(
+    tmp_path: Path,
+) -> None:
+    def step() -> None:
+        _step(*tensors[1:])
+        one.n, other.n = one.n + 1, other.n + 2
+        state.meters["best"] += 0.5
+        scheduler.step()
+
+    def found() -> Any:
+        assert state.meters["acc"] is one
+        assert state.rows[1][0] is other
+        assert state.scheduler is scheduler
+        return one.n, other.n, state.meters["best"], scheduler.last_epoch
+
+    tensors = _wrapped()
+    state, one, other, scheduler = _metered(tmp_path, tensors)
+    with state:
+        state.sync()
+        step()
+        state.commit()
+        step()
+        state.restore()
+        state.on_reset()
+        state.sync()
+        assert found() == (1, 2, 0.5, 1)
+        step()
+        state.on_reset()
+        state.sync()
+        assert found() == (2, 4, 1.0, 2)
+    tensors = _wrapped()
+    state, one, other, scheduler = _metered(tmp_path, tensors)
+    with state:
+        state.sync()
+        assert found() == (1, 2, 0.5, 1)
+
+
+@pytest.mark.usefixtures("alone")
+def test_objects_in_containers_are_what_they_were_at_construction_if_nothing_is_durable(
+    tmp_path: Path,
+) -> None:
+    state, one, other, _ = _metered(tmp_path, _wrapped())
+    with state:
+        state.sync()
+        for _ in range(2):
+            one.n, other.n, state.meters, state.rows = 3, 4, {}, []
+            state.restore()
+            state.on_reset()
+            state.sync()
+            assert (one.n, other.n, state.meters, state.rows) == (
+                0,
+                0,
+                {"acc": one, "best": 0.0},
+                [1, (other,)],
+            )
