@@ -239,7 +239,7 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
             self._parts.take_tensors(told)
         # After a reload too, for what the callbacks of the first rank have changed.
         self._parts.take_values(keep_own=reloaded)
-        self._live, self._was_reset = True, False
+        self._live, self._was_reset, self._losses = True, False, 0
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -301,8 +301,9 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
             self._losses += 1
             if self._losses > _MOST_LOSSES:
                 raise
+            # Horovod begins anew without a word.
+            _log.warning("ranks begin anew, since one was lost or late while they met: %s", exc)
             raise HorovodInternalError(str(exc)) from exc
-        self._losses = 0
 
     def _tell_put_off(self) -> None:
         """Warn, once, where no look is behind a step: a loop with one there puts off fewer in a row."""

@@ -9,8 +9,10 @@ from typing import Any
 import horovod.torch as hvd
 import pytest
 import torch
+from horovod.common.exceptions import HorovodInternalError
 
 import ckpt_horovod
+from ckpt_core import CoordinationTimeout
 from ckpt_horovod.elastic import TorchState
 from tests.integrations.horovod.launch import Outcome
 
@@ -155,3 +157,31 @@ def test_objects_in_containers_are_what_they_were_at_construction_if_nothing_is_
                 {"acc": one, "best": 0.0},
                 [1, (other,)],
             )
+
+
+# -- losses while ranks meet -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_reload_that_always_times_out_ends_the_job_and_each_time_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def late(**how: Any) -> None:
+        raise CoordinationTimeout("rank 1 is late")
+
+    model, optimizer, _ = _wrapped()
+    with TorchState(model, optimizer, root=tmp_path) as state:
+        with monkeypatch.context() as changed:
+            changed.setattr(optimizer, "restore", late)
+            for number in range(1, 4):
+                with pytest.raises(HorovodInternalError):
+                    state.sync()
+                assert caplog.text.count("begin anew") == number
+                state.restore()
+                state.on_reset()
+            with pytest.raises(CoordinationTimeout):
+                state.sync()
+        state.restore()
+        state.on_reset()
+        state.sync()
+        assert state._losses == 0
