@@ -21,9 +21,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import horovod.torch as hvd
@@ -161,9 +159,7 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
             )
         if self._durable:
             self._parts.drop_initial()
-        handle = self._iterations.commit({})
-        if handle is not None:
-            handle.committed.add_done_callback(self._note)
+        self._iterations.commit({})
 
     def check_host_updates(self) -> None:
         """As Horovod's; called by `commit`. Before it raises, what is in flight becomes durable.
@@ -177,6 +173,8 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
                 Horovod would leave that out (hosts were only removed), since they need a Checkpointer.
         """
         self._iterations.refuse_inside("check_host_updates()")
+        if self._durable:  # perhaps by every_n_steps=, without a commit
+            self._parts.drop_initial()
         # Not in `commit`, which a step that was left out is not to keep from saving.
         if self._iterations.is_accumulating({}, reduced=True):
             self._tell_put_off()
@@ -271,6 +269,7 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
         if self._checkpointer is None:
             with self._finding_losses():
                 made = self._settings.open()
+            made.events.subscribe(self._note)
             self._checkpointer = made
             self._iterations.use(made)
 
@@ -327,6 +326,6 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
             return bool(error.failures) and self._checkpointer.rank not in error.failures
         return isinstance(error, CoordinationTimeout)
 
-    def _note(self, committed: Future[Path]) -> None:
+    def _note(self, event: Any) -> None:
         # In a background thread; what follows from it is left to the training thread.
-        self._durable = self._durable or committed.exception() is None
+        self._durable = self._durable or event.name == "committed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 import ckpt_horovod
-from ckpt_core import CoordinationTimeout
+from ckpt_core import CoordinationTimeout, RestoreError
 from ckpt_horovod.elastic import TorchState
 from tests.integrations.horovod.launch import Outcome
 
@@ -185,3 +187,28 @@ def test_a_reload_that_always_times_out_ends_the_job_and_each_time_is_told(
         state.on_reset()
         state.sync()
         assert state._losses == 0
+
+
+# -- the copy of construction ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("alone")
+def test_steps_of_every_n_steps_are_durable_too_for_the_copy_of_construction(
+    tmp_path: Path,
+) -> None:
+    model, optimizer, params = _wrapped(every_n_steps=1)
+    state = TorchState(model, optimizer, root=tmp_path / "root")
+    with state:
+        state.sync()
+        _step(optimizer, params)
+        optimizer.end_iteration()
+        deadline = time.monotonic() + 60
+        while state._parts.have_initial:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+            state.check_host_updates()
+        state.restore()
+        state.on_reset()
+        shutil.rmtree(tmp_path / "root")
+        with pytest.raises(RestoreError, match="holds no step any more"):
+            state.sync()
