@@ -180,7 +180,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         self._recorder = Recorder.of(session, self._ranking, self.triggers, self._teller)
         if isinstance(trainer.strategy.checkpoint_io, StepIO):
             trainer.strategy.checkpoint_io.opens(self._recorder)
-        # A second fit of this process goes on with what it has in memory, unless the step is of that fit.
+        # A second fit of this process goes on with what the first has trained, if it has.
         if not self.knows_root:
             if self._resume_mode == "never":
                 self._unwanted = session.steps()
@@ -190,7 +190,6 @@ class AsyncCheckpoint(Paths, Checkpoint):
                 self._last_step = self._resume_together(trainer, pl_module)
             else:
                 self._last_step = resuming.resume_newest(trainer, pl_module, self.root)
-        self.knows_root = not self._unwanted
 
     def _install_doors(self, trainer: Trainer, module: LightningModule, ranks: Ranks) -> None:
         base = trainer.strategy.checkpoint_io
@@ -226,7 +225,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
             return
         if not trainer.ckpt_path:  # Lightning tells it no earlier
             resuming.refuse_steps(self.root, self._unwanted)
-        self.knows_root, self._unwanted = True, ()
+        self._unwanted = ()
         if self._resumes_late:
             self._resumes_late = False
             self._last_step = self._resume_together(trainer, pl_module)
@@ -299,6 +298,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         if (recorder := self._recorder) is None:
             return
         self._goes_on(trainer)
+        self.knows_root = True
         if self._counter is not None:
             self._counter.check(trainer)
         self._hear(trainer)
@@ -345,8 +345,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
         """Wait until everything is durable, and let the root go."""
         if stage != "fit" or self._recorder is None:
             return
-        if self._resumed is not None:
-            self.knows_root = not resuming.trained_nothing(trainer, self._resumed)
+        saved = self._resumed
+        self.knows_root = saved is None or not resuming.trained_nothing(trainer, saved)
         self._close(trainer)
 
     # -- inside ----------------------------------------------------------------------------------

@@ -216,6 +216,55 @@ def test_a_second_fit_of_one_process_goes_on_with_what_is_in_memory(root: Path) 
     assert (module.net[0].weight == 0.5).all()
 
 
+class FailsOnce(models.Net):
+    """Fails once in one of its methods: its data is not there yet, or its first batch is too large."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.fails_at = at
+
+    def _begin(self, method: str) -> None:
+        if method == self.fails_at:
+            self.fails_at = ""
+            raise Stop
+
+    def train_dataloader(self) -> Any:
+        self._begin("train_dataloader")
+        return models.train_loader()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self._begin("training_step")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["same trainer", "new trainer"])
+@pytest.mark.parametrize("at", ["train_dataloader", "training_step"])
+def test_a_second_fit_resumes_where_the_first_failed_before_it_trained(
+    root: Path, at: str, anew: bool
+) -> None:
+    undisturbed = ending(*fit(models.Net, models.train_loader))
+    _interrupted(root, 9)
+    torch.manual_seed(8)
+    module, callback = FailsOnce(at), saver(root, every_n_steps=2)
+    trainer = trainer_of(callback)
+    with pytest.raises(Stop):
+        trainer.fit(module)
+    if anew:
+        module, trainer = FailsOnce(""), trainer_of(callback)
+    trainer.fit(module)
+    assert not differences(undisturbed, ending(trainer, module))
+
+
+def test_steps_are_refused_again_where_the_first_fit_failed_before_it_trained(root: Path) -> None:
+    module, callback = FailsOnce("train_dataloader"), saver(root, resume="never")
+    trainer = trainer_of(callback)
+    with pytest.raises(Stop):
+        trainer.fit(module)
+    _interrupted(root, 5)
+    with pytest.raises(ConfigError, match=r"resume='never'.*2 steps"):
+        trainer.fit(module)
+
+
 def _two_fits(*callbacks: Any, seed: int) -> Any:
     """How a program ends that trains one epoch, and then two more with the same trainer."""
     torch.manual_seed(seed)
