@@ -29,7 +29,13 @@ from ckpt_core import (
     step_path,
 )
 from ckpt_lightning.capture import EXTRAS
-from ckpt_lightning.loops import AVERAGING, callbacks_of, swapping_optimizers, validation_follows
+from ckpt_lightning.loops import (
+    AVERAGING,
+    callbacks_of,
+    ends_here,
+    swapping_optimizers,
+    validation_follows,
+)
 from ckpt_lightning.texts import tell
 from ckpt_lightning.traps import begin_accumulation
 
@@ -201,6 +207,8 @@ def trained_nothing(trainer: Trainer, saved: dict[str, Any]) -> bool:
         )
     if saved["boundary"]:
         begin_epoch(trainer)
+    elif not later and ends_here(trainer):
+        _end_epoch(trainer, saved)
     return later
 
 
@@ -294,6 +302,20 @@ def begin_epoch(trainer: Trainer) -> None:
     # By the base class: the fit loop's own setter takes no False for an answer when max_steps is set.
     _Loop.restarting.fset(trainer.fit_loop, False)  # type: ignore[attr-defined]
     trainer.fit_loop._resuming_from_checkpoint = False
+
+
+def _end_epoch(trainer: Trainer, saved: dict[str, Any]) -> None:
+    """Count the epoch that a step lies in, as the process had that ended there: a next fit begins another."""
+    loop = trainer.fit_loop.epoch_loop
+    epochs: Any = trainer.fit_loop.epoch_progress
+    batches: Any = loop.batch_progress
+    for counts in (epochs.current, epochs.total):
+        counts.processed = counts.completed = counts.started
+    for counts in (batches.current, batches.total):
+        counts.completed = counts.processed  # saved in its hook
+    if saved["stepped"] is not None:
+        loop._batches_that_stepped = saved["stepped"]
+    begin_epoch(trainer)
 
 
 def extras_of(checkpoint: dict[str, Any]) -> dict[str, Any] | None:

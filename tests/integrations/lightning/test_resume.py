@@ -291,6 +291,27 @@ def test_a_program_of_two_fits_that_was_killed_in_one_of_them_ends_as_if_it_had_
     assert not differences(undisturbed, _two_fits(saver(root, every_n_steps=1), seed=9))
 
 
+def _two_fits_by_steps(*callbacks: Any, seed: int, fits: int = 2) -> Any:
+    """How a program ends whose first fit ends by its steps within an epoch."""
+    torch.manual_seed(seed)
+    module, trainer = models.Net(), trainer_of(*callbacks, max_epochs=-1, max_steps=7)
+    trainer.fit(module, models.train_loader(), models.val_loader())
+    if fits == 2:
+        trainer.fit_loop.epoch_loop.max_steps = 13
+        trainer.fit(module, models.train_loader(), models.val_loader())
+    return ending(trainer, module)
+
+
+@pytest.mark.parametrize("saving", [{}, {"every_n_steps": 1}], ids=["at the end", "every step"])
+def test_a_second_fit_begins_an_epoch_where_the_first_had_ended_within_one_in_another_process(
+    root: Path, saving: Any
+) -> None:
+    undisturbed = _two_fits_by_steps(seed=7)
+    _two_fits_by_steps(saver(root, **saving), seed=7, fits=1)
+    assert committed_steps(root)[-1] == 7
+    assert not differences(undisturbed, _two_fits_by_steps(saver(root, **saving), seed=8))
+
+
 def test_a_step_behind_the_end_of_the_fit_is_refused_by_lightning_when_it_is_asked_for(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
