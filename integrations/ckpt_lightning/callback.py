@@ -25,6 +25,7 @@ from ckpt_lightning.by_deepspeed import (
 )
 from ckpt_lightning.checkpoint_io import StepIO
 from ckpt_lightning.finding import STATE_KEY
+from ckpt_lightning.in_front import Foremost
 from ckpt_lightning.lengths import measure_again
 from ckpt_lightning.loops import is_fast_dev_run
 from ckpt_lightning.paths import Paths
@@ -37,8 +38,8 @@ from ckpt_lightning.sharded import loads_late
 from ckpt_lightning.strategy import Doors, resume_together
 from ckpt_lightning.texts import Teller, tell
 from ckpt_lightning.traps import (
-    AveragingSchedule,
     StepCounter,
+    begin_averaging,
     warn_about_finetuning,
     warn_about_loaders,
     warn_about_skipped_hooks,
@@ -125,7 +126,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         self._teller = Teller()
         self._recorder: Recorder | None = None
         self._counter: StepCounter | None = None
-        self._averaging: AveragingSchedule | None = None
+        self._front: Foremost | None = None
         self._resumed: dict[str, Any] | None = None
         self._kept: tuning.Resumed | None = None
         self.knows_root = False
@@ -243,6 +244,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
             return
         recorder.session.ranks.check_optimizers()
         recorder.begin(trainer, resumed=self._resumed is not None)
+        self._front = Foremost(self._epoch_begins, self._batch_begins)
+        self._front.put(trainer)
         within_epochs = recorder.schedule.within_epochs
         warn_about_loaders(trainer, self._teller, within_epochs=within_epochs)
         if not pl_module.automatic_optimization:
@@ -252,9 +255,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
             resuming.announce(trainer, saved, trainer.ckpt_path or self.root)
             warn_about_finetuning(trainer, self._teller)
             resuming.put_back(trainer, pl_module, saved)
-            self._averaging = AveragingSchedule(trainer)
+            begin_averaging(trainer, pl_module)
             if not saved["boundary"]:
-                self._averaging.begin_mid_epoch(pl_module)
                 warn_about_skipped_hooks(trainer, pl_module, self._teller)
             recorder.position.after_iterator(trainer, saved)
             measure_again(trainer)
@@ -263,26 +265,10 @@ class AsyncCheckpoint(Paths, Checkpoint):
     # -- every epoch, every batch ----------------------------------------------------------------
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Everything of the epoch before is over."""
-        if (recorder := self._recorder) is None:
-            return
-        saved = self._resumed
-        if saved is not None and saved["boundary"]:
-            resuming.begin_epoch(trainer)
-            if self._averaging is not None:
-                self._averaging.put_back()
-            recorder.position.at_boundary(trainer, saved)
-        else:
-            recorder.between_epochs(trainer)
-        measure_again(trainer)
-        recorder.position.epoch_begins(trainer)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """The next batch has been fetched."""
-        if (recorder := self._recorder) is None:
-            return
-        self._goes_on(trainer)
-        recorder.before_batch(trainer)
+        """The epoch's order is drawn next."""
+        if self._recorder is not None:
+            measure_again(trainer)
+            self._recorder.position.epoch_begins(trainer)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
@@ -351,6 +337,22 @@ class AsyncCheckpoint(Paths, Checkpoint):
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _epoch_begins(self, trainer: Trainer) -> None:
+        """on_train_epoch_start, before any other callback's."""
+        if (recorder := self._recorder) is None:
+            return
+        if self._resumed is not None and self._resumed["boundary"]:
+            resuming.begin_epoch(trainer)
+            recorder.position.at_boundary(trainer, self._resumed)
+        else:
+            recorder.between_epochs(trainer)
+
+    def _batch_begins(self, trainer: Trainer) -> None:
+        """on_train_batch_start, before any other callback's."""
+        if self._recorder is not None:
+            self._goes_on(trainer)
+            self._recorder.before_batch(trainer)
+
     def _goes_on(self, trainer: Trainer) -> None:
         """A run that has resumed has its first batch: of one that is None, only the end is told."""
         if self._resumed is None:
@@ -374,6 +376,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
         assert recorder is not None
         if self._counter is not None:
             self._counter.close()
+        if self._front is not None:
+            self._front.take_away(trainer)
         try:
             recorder.close()
         finally:
@@ -381,7 +385,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
                 trainer.strategy.checkpoint_io.closes(recorder)
             self._hear(trainer)
             trainer._logger_connector._progress_bar_metrics.pop("ckpt", None)
-            self._recorder = self._resumed = self._kept = self._counter = self._averaging = None
+            self._recorder = self._resumed = self._kept = self._counter = self._front = None
         rank_zero_info(f"checkpoints in {self.root}: {recorder.session.meter.summary()}")
 
     def _hear(self, trainer: Trainer) -> None:

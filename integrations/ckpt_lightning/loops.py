@@ -46,6 +46,16 @@ def validation_follows(trainer: Trainer) -> bool:
     return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
+def more_follows(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether the state behind this batch is not the one to save: that behind what follows is."""
+    return batch_ends_epoch(trainer, batch_idx) or validation_follows(trainer)
+
+
+def on_device(trainer: Trainer) -> bool:
+    """Whether parameters lie elsewhere than in host memory, where nothing is page-locked."""
+    return trainer.strategy.root_device.type != "cpu"
+
+
 def is_fast_dev_run(trainer: Trainer) -> bool:
     """Whether this is a trial of a few batches, which leaves nothing behind."""
     return bool(getattr(trainer, "fast_dev_run", False))

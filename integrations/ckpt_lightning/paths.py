@@ -13,7 +13,7 @@ from ckpt_lightning import finding
 from ckpt_lightning.by_deepspeed import tag_path
 from ckpt_lightning.ranking import Ranking
 
-_OF_A_FIT = ("_recorder", "_counter", "_averaging", "_resumed")
+_OF_A_FIT = ("_recorder", "_counter", "_front", "_resumed")
 """Attributes that belong to the fit that runs: a copy of the callback takes no part in it."""
 
 

@@ -10,7 +10,8 @@ When generators are put back, in the order of Lightning's hooks:
 
     on_fit_start           those from which loaders were made: they and the first iterator are made afterwards
     on_train_start         mid-epoch: the iterator stands; replay, if need be; then those of the snapshot
-    on_train_epoch_start   between epochs: those of the snapshot; a new iterator is made afterwards, as then
+    on_train_epoch_start   between epochs: those of the snapshot, before all callbacks, which draw again; a
+                           new iterator is made afterwards, as then
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class DataPosition:
         RngState().load_state_dict(saved["rng"])
 
     def at_boundary(self, trainer: Trainer, saved: dict[str, Any]) -> None:
-        """Between epochs. Called in on_train_epoch_start, where the snapshot was taken."""
+        """Between epochs. Called in on_train_epoch_start, before all callbacks, as the snapshot was taken."""
         if not self._remakes:
             RngState().load_state_dict(saved["rng"])
             _set_generators(loaders(trainer), saved["generators"])

@@ -4,12 +4,12 @@ A state can be resumed exactly only if it is taken where nothing of a batch is s
 
     after a batch        in on_train_batch_end, unless validation follows or the epoch ends
     after a validation   in on_validation_end, unless the epoch ends
-    between two epochs   in the next on_train_epoch_start, or in on_train_end
+    between two epochs   in the next on_train_epoch_start, before all callbacks, or in on_train_end
 
 A module with an `on_train_batch_end` or `on_validation_end` of its own has not run it when callbacks do: then
 loops and data are taken there, and the step is *pending* until tensors are taken too (`pending.Pending`):
 
-    in the next on_train_batch_start, or in on_train_epoch_end when training ends first
+    in the next on_train_batch_start, before all callbacks, or in on_train_epoch_end when training ends first
     in on_exception, when no batch comes: the loader has failed
     never, where a batch follows that is None, which only on_train_batch_end is told of: the step is pending
     anew behind that batch, or is taken behind the validation or the epoch that ends with it
@@ -40,12 +40,14 @@ from ckpt_lightning.capture import (
     within_stopped_epoch,
 )
 from ckpt_lightning.cut_short import NOTHING_SAVED, at_sigterm, rest_counts
+from ckpt_lightning.in_front import changes_in
 from ckpt_lightning.loops import (
     batch_ends_epoch,
     ends_here,
     logs_in_training,
+    more_follows,
+    on_device,
     swapping_optimizers,
-    validation_follows,
 )
 from ckpt_lightning.pending import AFTER_BATCH, AFTER_VALIDATION, Pending, has_own
 from ckpt_lightning.position import DataPosition
@@ -128,13 +130,18 @@ class Recorder:
         self.session.meter.resumed(trainer.global_step)
 
     def between_epochs(self, trainer: Trainer) -> None:
-        """on_train_epoch_start: everything of the epoch before is over."""
+        """on_train_epoch_start, before any other callback's: everything of the epoch before is over."""
         score, self._score = self._score, None
         self._offer(trainer, between_epochs(trainer), score)
+        if changes_in("on_train_epoch_start", trainer):
+            self._before_own_hook()
 
     def before_batch(self, trainer: Trainer) -> None:
-        """on_train_batch_start: the module's own hook after the last batch has run."""
-        self._save_pending(trainer)
+        """on_train_batch_start, before any other callback's: the module's own hook has run."""
+        if self._pending is not None:
+            self._save_pending(trainer)
+            if changes_in("on_train_batch_start", trainer):
+                self._before_own_hook()
 
     def before_update(self) -> None:
         """on_before_optimizer_step: the barrier."""
@@ -148,14 +155,14 @@ class Recorder:
         if step == self._seen_step:  # gradients are still being accumulated, or the batch was None
             if own_hook:
                 self._before_own_hook()
-            if (pending := self._dropped()) and not _more_follows(trainer, batch_idx):
+            if (pending := self._dropped()) and not more_follows(trainer, batch_idx):
                 moment = after_batch(trainer, owed="batch")
                 self._pend(trainer, moment, due=pending.due, score=pending.score)
             return
         self._seen_step = step
         self.schedule.after_step(step)
         self._armed.disarm()
-        if _more_follows(trainer, batch_idx):
+        if more_follows(trainer, batch_idx):
             return
         offer = self._offer_pending if own_hook else self._offer
         offer(trainer, after_batch(trainer, owed="batch"), None)
@@ -244,7 +251,7 @@ class Recorder:
     # -- inside ----------------------------------------------------------------------------------
 
     def _before_own_hook(self) -> None:
-        """It comes next, and may change weights as a step does, without one: the barrier."""
+        """One comes next, and may change weights as a step does, without one: the barrier."""
         if self._lends:
             self._lends = False
             self._armed.outlast(lambda tree: frozen(tree, Owned(())))
@@ -319,7 +326,7 @@ class Recorder:
         if self._prepared or moment.boundary:
             return
         self._prepared = True
-        if self._is_new(trainer) and _on_device(trainer):
+        if self._is_new(trainer) and on_device(trainer):
             self.session.prepare(self._dump(trainer, moment))
 
     def _monitored(self, trainer: Trainer) -> float | None:
@@ -387,13 +394,3 @@ class Recorder:
                 f"self.log({name}, ...) in the module, in each epoch that is to count, or correct monitor=. "
                 f"Steps that were saved are there"
             )
-
-
-def _more_follows(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether the state behind this batch is not the one to save: that behind what follows is."""
-    return batch_ends_epoch(trainer, batch_idx) or validation_follows(trainer)
-
-
-def _on_device(trainer: Trainer) -> bool:
-    # In host memory nothing is page-locked, and the pages of a first save need not be there before it.
-    return trainer.strategy.root_device.type != "cpu"

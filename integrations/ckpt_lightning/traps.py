@@ -75,9 +75,8 @@ def warn_about_finetuning(trainer: Trainer, teller: Teller) -> None:
     for callback in callbacks_of(trainer, BaseFinetuning):
         teller.once(
             f"{type(callback).__name__} freezes its layers again in a run that resumes, and unfreezes "
-            f"them when the epoch for that begins: layers that were trained already are trained no more, "
-            f"and what it does as an epoch begins is done once more. Set requires_grad and rates in "
-            f"the module's on_train_start"
+            f"them when the epoch for that begins: layers that were trained already are trained no more. "
+            f"Set requires_grad in the module's on_train_start"
         )
 
 
@@ -107,7 +106,12 @@ def begin_accumulation(trainer: Trainer, module: LightningModule) -> None:
 
 def updating_batch_norm(trainer: Trainer, teller: Teller) -> bool:
     """Whether this is the extra epoch of StochasticWeightAveraging, which cannot be resumed."""
-    if not getattr(trainer.fit_loop, "_skip_backward", False):
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    begins = epochs.started < epochs.ready and any(
+        one._model_contains_batch_norm and trainer.current_epoch == one.swa_end + 1
+        for one in callbacks_of(trainer, StochasticWeightAveraging)
+    )
+    if not begins and not getattr(trainer.fit_loop, "_skip_backward", False):
         return False
     teller.once(
         "no step is saved in the last epoch of StochasticWeightAveraging, which only updates BatchNorm: "
@@ -116,34 +120,22 @@ def updating_batch_norm(trainer: Trainer, teller: Teller) -> bool:
     return True
 
 
-class AveragingSchedule:
-    """Keeps the learning rate right when a run with StochasticWeightAveraging resumes.
+def begin_averaging(trainer: Trainer, module: LightningModule) -> None:
+    """Let StochasticWeightAveraging make the scheduler again that it had. Called in on_train_start.
 
-    Its scheduler is made in on_train_epoch_start, which Lightning does not call mid-epoch, and making it
-    steps it once, which changes the rates that have just been restored.
+    It makes it in on_train_epoch_start, which Lightning does not call mid-epoch, and that steps it once,
+    which changes the rates that have just been restored.
     """
-
-    def __init__(self, trainer: Trainer) -> None:
-        """Note the rates as restored. Called in on_train_start."""
-        self._trainer = trainer
-        self._groups = [
-            {name: value for name, value in group.items() if name != "params"}
-            for optimizer in trainer.optimizers
-            for group in optimizer.param_groups
-        ]
-
-    def begin_mid_epoch(self, module: LightningModule) -> None:
-        """Let its hook make the scheduler, and put the rates back. Called in on_train_start."""
-        for callback in callbacks_of(self._trainer, StochasticWeightAveraging):
-            if callback.swa_start <= self._trainer.current_epoch <= callback.swa_end:
-                callback.on_train_epoch_start(self._trainer, module)
-                self.put_back()
-
-    def put_back(self) -> None:
-        """Undo what making the scheduler did to the rates. Called in on_train_epoch_start."""
-        groups = [group for opt in self._trainer.optimizers for group in opt.param_groups]
-        for group, noted in zip(groups, self._groups, strict=True):
-            group.update(noted)
+    for callback in callbacks_of(trainer, StochasticWeightAveraging):
+        within = callback.swa_start <= trainer.current_epoch <= callback.swa_end
+        # Where the run never had one, it is made as the epoch begins, as in a run that did not stop.
+        if not within or callback._scheduler_state is None:
+            continue
+        groups = [group for opt in trainer.optimizers for group in opt.param_groups]
+        noted = [{key: group[key] for key in group if key != "params"} for group in groups]
+        callback.on_train_epoch_start(trainer, module)
+        for group, as_restored in zip(groups, noted, strict=True):
+            group.update(as_restored)
 
 
 class StepCounter:

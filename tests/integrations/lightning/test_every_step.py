@@ -90,6 +90,25 @@ def _averaging() -> list[Any]:
     return [callbacks.EMAWeightAveraging(decay=0.8)]
 
 
+class ChangesAsItBegins(callbacks.Callback):
+    """What it does as an epoch or a batch begins, it must not have done already in a run that resumes."""
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self._change(trainer, module)
+
+    def _change(self, trainer: Any, module: Any) -> None:
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] *= 0.9
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(0.9 + 0.1 * torch.rand(()))
+
+
+class ChangesBeforeBatches(ChangesAsItBegins):
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self._change(trainer, module)
+
+
 MID = {"val_check_interval": 2}
 BY_STEPS = {"max_epochs": None, "max_steps": 15}
 CASES = {
@@ -211,6 +230,13 @@ CASES = {
     "own on_train_epoch_start that draws, stateful loader": Case(
         models.DrawsAsEpochsBegin, loaders=_stateful, stride=2
     ),
+    "a callback's on_train_epoch_start": Case(callbacks=lambda: [ChangesAsItBegins()]),
+    "a callback's on_train_epoch_start, own on_train_batch_end": Case(
+        models.OwnHook, callbacks=lambda: [ChangesAsItBegins()], val=True, options=MID, stride=2
+    ),
+    "a callback's on_train_batch_start, own on_train_batch_end": Case(
+        models.OwnHook, callbacks=lambda: [ChangesBeforeBatches()], stride=2
+    ),
     "epochs that the module leaves": Case(
         models.LeavesEpochs, 13, options={"max_epochs": 4}, stride=2, passed_over=True
     ),
@@ -251,6 +277,7 @@ def _run(case: Case, *others: Any, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:train_dataloader yielded None")
 @pytest.mark.filterwarnings("ignore:DrawsAsEpochsBegin.on_train_epoch_start is not called")
+@pytest.mark.filterwarnings("ignore:Changes.*on_train_epoch_start is not called")
 @pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_run_that_resumes_from_any_step_ends_as_if_it_had_never_stopped(
