@@ -77,10 +77,9 @@ class Engine:
         self.failures = Failures(OnError(options.on_error))
         self.pipeline = Pipeline(options, devices, files=files, neighbours=info.neighbours)
         self.store = make_store(root, options, info, files=files, kept=self.pipeline.kept)
-        auditor = Auditor()
+        auditor, own = Auditor(), OwnBarriers()
         self.levels = self._make_levels()
         self._make_flights(auditor)
-        own = OwnBarriers()
         self._make_saves(auditor, own)
         stall = self.journal.stall
         self.gauges = Gauges(
@@ -153,10 +152,8 @@ class Engine:
             self.flights.ready,
             self.levels,
         )
-        admission = Admission(
-            *(around, self.flights, self.journal, own, self.options.timeout_s),
-            refuse=self.refuse_here,
-        )
+        running = (around, self.flights, self.journal, own, self.options.timeout_s)
+        admission = Admission(*running, refuse=self.refuse_here)
         shards = self.shards = Shards(pipeline, self.store, info, files=self.files)
         planner = LayerPlanner(pipeline, auditor, info)
         self.plain = PlainSaves(admission, pipeline, shards, auditor, info=info)
@@ -346,8 +343,7 @@ class Looks:
         Of several ranks all call it: the first of those that share a root sets it, and hears of it.
 
         Raises:
-            NotCommitted: the step has been retired, or was never saved. One in flight or still to come can be
-                pinned.
+            NotCommitted: it was retired, or never saved. One in flight or still to come can be pinned.
             PersistError: the pin could not be made durable.
             ConfigError: this is a fork of the process that made it; one made here may pin.
         """
