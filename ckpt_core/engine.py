@@ -167,6 +167,7 @@ class Engine:
 
         def asked() -> RestoreRequest:
             nonlocal began
+            wanted = request()
             self.flights.refuse_unsealed()
             if self.flights.wait_empty(deadline=time.monotonic() + self.options.timeout_s):
                 self.store.gone_back()
@@ -174,7 +175,7 @@ class Engine:
             for saves in (self.plain, self.layerwise.planner, self.named):
                 saves.sharing.forget()
             began = time.monotonic()
-            return request()
+            return wanted
 
         restorer = Restorer(
             self.store.root,

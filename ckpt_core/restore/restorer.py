@@ -121,13 +121,13 @@ class Restorer:
         """
         return self.restore_asked(state, lambda: request or RestoreRequest())
 
-    @uncollected
     def restore_asked(self, state: Any, ask: Callable[[], RestoreRequest]) -> RestoredStep | None:
         """As `restore`, of what `ask` returns; what that raises the other ranks hear at once."""
         return self._together.call(lambda: self._asked(state, ask()))
 
     # -- inside ----------------------------------------------------------------------------------
 
+    @uncollected
     def _asked(self, state: Any, request: RestoreRequest) -> RestoredStep | None:
         search = Search(state, request.trusted, request.part)
         try:

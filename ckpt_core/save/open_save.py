@@ -91,14 +91,14 @@ class OpenSave:
     def _hand_over(self, errand: Errand) -> None:
         """Have it done. From the assignment on it happens, whatever interrupts this thread."""
         errand.behind = self._handed
-        late = self._admission.is_behind_barrier()
+        late = errand.run is not None and self._admission.is_behind_barrier()
         recover, mine = partial(self._recover, late), self._journal.mine
         mine.making = (*mine.making, self._inflight)
         # Together: no interrupt comes between the two.
         self._errand = errand
         mine.undo = recover
         self._carry_out(errand)
-        if late and errand.run is not None:
+        if late:
             self._admission.wait_copied(self._inflight)
 
     def _carry_out(self, errand: Errand) -> None:
@@ -117,12 +117,13 @@ class OpenSave:
         """A call was interrupted: finish what it had handed over.
 
         Args:
-            late: the leaves may change before they are copied, since nobody waits any more.
+            late: the leaves may change before they are copied, since nobody waits any more: it is given up.
         """
         if self._errand is not None:
             self._carry_out(self._errand)
         if late:
             text = f"{RAISED_TO_CALLER}{type(error).__name__}: {error}"
+            self._sealed = True  # whoever goes on with it is told
             self._admission.give_up(self._inflight, StagingError(text))
 
     def _note_sealed(self) -> None:

@@ -38,13 +38,17 @@ class OwnBarriers:
         What an owner's step saves it waits for by itself, but not what is saved in the step of the class
         below, which it calls in turn.
         """
-        owners = set[int]()
-        for frame in _innermost():
-            for optimizer in _stepping(frame):
-                if optimizer not in self.ids or optimizer in owners:
-                    return True
-                owners.add(optimizer)
-        return False
+        owners, frame = set[int](), None
+        try:
+            for frame in _innermost():
+                for optimizer in _stepping(frame):
+                    if optimizer not in self.ids or optimizer in owners:
+                        return True
+                    owners.add(optimizer)
+            return False
+        finally:
+            # It may be this one, which would keep itself and all above it, with what they have in hand.
+            del frame
 
 
 def _innermost() -> Iterable[FrameType]:

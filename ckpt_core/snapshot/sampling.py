@@ -38,13 +38,13 @@ class Sampler:
         self._devices = devices
         # A generator of its own: those of the program are part of its state.
         self._random = random.Random()
-        # By the count of leaves: of one save, each file has turns of its own.
-        self._turn: dict[int, int] = {}
+        # By the count of leaves and where the first one is: of one save, each file has turns of its own.
+        self._turns: dict[tuple[int, int], int] = {}
 
     def take(self, items: Sequence[StageItem]) -> list[Look]:
         """Where some of the leaves are looked at, and the bytes there now."""
         total, draw = len(items), self._random.getrandbits(40)
-        chosen = items if total <= MOST else [items[place] for place in self._places(total)]
+        chosen = items if total <= MOST else [items[place] for place in self._places(items)]
         if self._devices.in_use():
             # What is neither in host memory nor on a device with streams has no address here, either.
             of = self._devices.of
@@ -60,11 +60,15 @@ class Sampler:
                 found.append((offset, (place, look(tensor, place, size))))
         return found
 
-    def _places(self, total: int) -> list[int]:
+    def _places(self, items: Sequence[StageItem]) -> list[int]:
         """The stager copies in their order: what is torn is the tail of them."""
-        apart = -(-total // MOST)
-        turn = self._turn.get(total, 0) % apart
-        self._turn[total] = turn + 1
+        total = len(items)
+        apart, key = -(-total // MOST), (total, items[0][0].data_ptr())
+        if len(self._turns) > MOST:
+            self._turns.clear()
+        # Leaves that lie elsewhere each time are looked at by chance.
+        turn = self._turns.get(key, self._random.randrange(apart)) % apart
+        self._turns[key] = turn + 1
         places = [*range(turn, total, apart), *range((turn + 1) % apart, total, apart)]
         return places[:MOST]
 

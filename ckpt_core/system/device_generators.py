@@ -31,6 +31,7 @@ class _PutBack:
         }
 
     def __call__(self) -> None:
+        _waiting.clear()  # torch keeps this one for good
         module: Any = torch.get_device_module(self.kind)
 
         def put(state: Tensor, index: int | None = None) -> None:

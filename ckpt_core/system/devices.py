@@ -135,7 +135,9 @@ class Devices:
 
     def make_current(self, device: torch.device) -> None:
         """What this thread asks of devices without naming one goes to `device`; no way back, as for `use`."""
-        torch.get_device_module(device).set_device(device)
+        set_device = getattr(torch.get_device_module(device), "set_device", None)
+        if set_device is not None:  # of a type without it there is one device
+            set_device(device)
 
     def record(self, device: torch.device, stream: Stream | None = None) -> Event:
         """An event behind what is queued on the stream of `device` that is current on this thread.

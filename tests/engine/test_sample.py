@@ -184,6 +184,16 @@ def test_each_sample_is_spread_over_all_leaves(count: int) -> None:
     assert len(seen) == count
 
 
+def test_files_of_as_many_leaves_have_turns_of_their_own() -> None:
+    sampler, count = Sampler(Devices()), 2 * MOST
+    files = [[(torch.zeros(100), index * 400, 400) for index in range(count)] for _ in range(2)]
+    seen = [set[int](), set[int]()]
+    for _ in range(2):
+        for items, looked in zip(files, seen, strict=True):
+            looked.update(offset for offset, _ in sampler.take(items))
+    assert [len(looked) for looked in seen] == [count, count]
+
+
 def test_the_sample_draws_no_random_numbers_of_the_program() -> None:
     before = random.getstate(), torch.get_rng_state()
     Sampler(Devices()).take(views(10))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,7 +16,8 @@ from engine_training import Gate, Run
 from torch import nn
 
 import ckpt_core
-from ckpt_core import Checkpointer, Options, StagingError
+from ckpt_core import Checkpointer, ConfigError, Options, StagingError
+from ckpt_core.save import Admission
 
 LEAVES, ELEMENTS = 60, 4000
 SETTINGS = Options(
@@ -278,3 +281,53 @@ def test_a_training_with_a_closure_of_lbfgs(tmp_path: Path) -> None:
         tree = ckpt_core.load(tmp_path / f"step-{step:012d}")
         found = [tree[name] for name, _ in run.model.named_parameters()]
         assert all(map(torch.equal, found, copy))
+
+
+class Held:
+    """What a training step has in hand."""
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["between steps", "in a closure"])
+@pytest.mark.parametrize("save", [plain, layers, files])
+def test_nothing_that_the_caller_has_in_hand_stays_for_the_garbage_collector(
+    save: Any, within: bool, tmp_path: Path
+) -> None:
+    training = Training()
+
+    def made(ck: Checkpointer) -> weakref.ref[Held]:
+        held = Held()
+
+        def closure() -> torch.Tensor:
+            assert held is not None
+            save(ck, training.state).result(60)
+            return torch.zeros(())
+
+        training.optimizer.step(closure) if within else closure()
+        return weakref.ref(held)
+
+    with Checkpointer(tmp_path, SETTINGS) as ck:
+        gc.collect()
+        gc.disable()
+        try:
+            assert made(ck)() is None
+        finally:
+            gc.enable()
+
+
+def test_an_open_save_that_is_interrupted_there_is_over_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with Checkpointer(tmp_path, SETTINGS) as ck:
+        made = ck.begin(1, training.state)
+        monkeypatch.setattr(Admission, "wait_copied", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            training.optimizer.step(lambda: made.stage(training.state))  # type: ignore[arg-type,return-value]
+        for go_on in (lambda: made.stage(training.state), lambda: made.seal(training.state)):
+            with pytest.raises(ConfigError, match="begin a new one"):
+                go_on()
+        assert ck.steps() == ()

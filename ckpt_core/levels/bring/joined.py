@@ -67,7 +67,7 @@ class JoinedFar(Readable):
         """
         there: dict[Copy, set[int]] = {}
         count: dict[Copy, int] = {}
-        made: dict[Copy, float] = {}
+        made: dict[Copy, tuple[int, float]] = {}
         away: list[Away] = []
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ckpt-joined") as threads:
             for found in threads.map(_manifests, self._places):
@@ -78,13 +78,14 @@ class JoinedFar(Readable):
                     copy = Copy(one.step, one.attempt)
                     there.setdefault(copy, set()).update(row.rank for row in one.ranks)
                     count[copy] = one.world_size
-                    made[copy] = max(one.created_unix_s, made.get(copy, 0.0))
+                    when = min((row.rank for row in one.ranks), default=0), one.created_unix_s
+                    made[copy] = min(when, made.get(copy, when))
         whole = [copy for copy, ranks in there.items() if len(ranks) == count[copy]]
         newest = max([copy.step for copy in there], default=-1)
         if away and newest > max([copy.step for copy in whole], default=-2):
             raise away[0]
-        # Of two saves the one made last counts: it is the same at all nodes, whoever answers first.
-        whole.sort(key=lambda copy: (copy.step, made[copy], copy.attempt))
+        # Of two saves the one made last counts, by the clock of the first rank: the same at all nodes.
+        whole.sort(key=lambda copy: (copy.step, made[copy][1], copy.attempt))
         return {copy.step: copy.attempt for copy in whole}
 
     def directories(self) -> dict[str, Copy]:
