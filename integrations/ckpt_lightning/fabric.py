@@ -29,7 +29,12 @@ from typing import Any, Self
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.deepspeed import DeepSpeedStrategy
 from lightning.fabric.strategies.fsdp import FSDPStrategy
-from lightning.fabric.wrappers import _FabricModule, _unwrap_compiled, _unwrap_objects
+from lightning.fabric.wrappers import (
+    _FabricDataLoader,
+    _FabricModule,
+    _unwrap_compiled,
+    _unwrap_objects,
+)
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
@@ -44,6 +49,7 @@ from ckpt_core import (
     SaveHandle,
     TorchStore,
 )
+from ckpt_core.data import ResumableLoader
 from ckpt_lightning.sharded import Open, root_and_step
 from ckpt_lightning.triggers import Triggers
 
@@ -204,6 +210,7 @@ class FabricCheckpoint:
         whole: dict[str, Any] = found.state
         for key in state:
             state[key] = _in_place(state[key], tree[key], whole[key])
+        apply_to_collection(state, _FabricDataLoader, _count_epochs)
         self._last_step = found.step
         return {key: value for key, value in whole.items() if key != _RNG}
 
@@ -239,6 +246,12 @@ class FabricCheckpoint:
             return {key: value for key, value in found.items() if key not in (state or {})}
 
         return load
+
+
+def _count_epochs(loader: Any) -> None:
+    """Fabric tells a loader the number of its epoch, by a count that begins at 0 in each process."""
+    if isinstance(loader._dataloader, ResumableLoader):
+        loader._num_iter_calls = loader._dataloader.epoch
 
 
 def _on_device(fabric: Fabric) -> bool:

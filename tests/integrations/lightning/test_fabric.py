@@ -13,10 +13,12 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import FSDPStrategy
 from lightning.fabric.wrappers import _FabricModule
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import ckpt_core
 from ckpt_core import ConfigError, StateMismatch, committed_steps, step_path
 from ckpt_core.bench.meeting import free_port
+from ckpt_core.data import ResumableLoader
 from ckpt_lightning import FabricCheckpoint
 from tests.forks import Forks
 from tests.integrations.lightning.fabric_program import STEPS, Stop, made, net, saver, train
@@ -68,6 +70,40 @@ def test_one_process_goes_on_bit_for_bit_from_any_step(root: Path, step: int) ->
     assert committed_steps(root)[-1] == step
     with saver(root) as saving:
         assert not differences(undisturbed, train(made(saving), saving, seed=99))
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_a_loader_that_fabric_has_set_up_goes_on_with_the_batches_that_are_due(
+    root: Path, step: int
+) -> None:
+    undisturbed = _batches(root / "whole")
+    first = _batches(root / "cut", stop=step)
+    assert first + _batches(root / "cut") == undisturbed
+
+
+def _batches(root: Path, *, stop: int | None = None) -> list[tuple[int, list[int]]]:
+    """Those of three epochs, from the newest step of a root on."""
+    seen: list[tuple[int, list[int]]] = []
+    with saver(root, every_n_steps=1) as saving:
+        fabric, module = made(saving), nn.Linear(1, 1)
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=1e-5))
+        rows = TensorDataset(torch.arange(12.0).reshape(-1, 1))
+        inner = ResumableLoader(rows, batch_size=4, shuffle=True, seed=1)
+        loader: Any = fabric.setup_dataloaders(inner)  # type: ignore[arg-type]
+        state = {"model": model, "optimizer": optimizer, "data": [loader], "step": 0}
+        saving.attach(fabric)
+        saving.restore(state)
+        for epoch in range(inner.epoch, 3):
+            for (x,) in loader:
+                seen.append((epoch, x.flatten().int().tolist()))
+                fabric.backward(model(x).square().mean())
+                optimizer.step()
+                state["step"] += 1
+                fabric.call("on_train_batch_end", state=state)
+                if state["step"] == stop:
+                    return seen
+        fabric.call("on_train_end", state=state)
+    return seen
 
 
 def _begun(root: Path, **more: Any) -> tuple[Fabric, FabricCheckpoint, dict[str, Any]]:
