@@ -120,7 +120,8 @@ class _Looks:
             problem = f"tag {named!r} in {self.root} is damaged: {found}"
         whole, aside, others = self._whole(named)
         empty = _shared(lambda: _is_empty(self.root))
-        brought = self._brought(pointer=LATEST, newer_than=None if aside else whole)
+        newer = None if aside else whole
+        brought = self._brought(pointer=LATEST, newer_than=newer, must=whole is None)
         if brought is not None:
             if not empty:
                 _warn(f"{problem}. Loading {brought!r} instead, which a further level had")
@@ -157,8 +158,13 @@ class _Looks:
         directory: str | None = None,
         pointer: str | None = None,
         newer_than: str | None = None,
+        must: bool = False,
     ) -> str | None:
-        """The tag that levels had, and that is whole here now; None where they have none that is newer."""
+        """The tag that levels had, and that is whole here now; None where they have none that is newer.
+
+        Raises:
+            RestoreError: levels cannot be asked, and `must`: there is nothing else.
+        """
         if not self.levels:
             return None
         how = {"directory": directory, "pointer": pointer, "newer_than": newer_than}
@@ -167,7 +173,7 @@ class _Looks:
             try:
                 return bring_directory(self.root, self.levels, **how, beat=beat), None
             except RestoreError as exc:
-                if newer_than is None and directory is None:
+                if must:
                     raise
                 return None, str(exc)
 

@@ -140,8 +140,6 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         tag.checkpointer = ROOTS.of(
             info.save_dir, self.settings.options, per_node=self._saving.per_node
         )
-        # While all ranks are here: what comes next may fail on one alone, and the others would know more.
-        self.at(info.save_dir)
         if problem is not None:
             self.declines()
             tag.problem = problem
@@ -297,6 +295,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         # Order matters: until it is sealed, an interrupt is to give it up.
         self._tag = None
         ROOTS.saved(tag.info.save_dir, self.newest)
+        self.at(tag.info.save_dir)
         if early is None:
             names = None if self._saving.is_restless else _of_models(tag.given)
             tag.checkpointer.wait_staged(names)
@@ -305,7 +304,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
     # -- inside -----------------------------------------------------------------------------------
 
     def at(self, place: str | os.PathLike[str]) -> None:
-        """This engine saves to a directory, or loads from it."""
+        """This engine has saved to a directory, or loaded from it."""
         self._place = os.path.realpath(place)
 
     def moves_to(self, save_dir: str | os.PathLike[str]) -> bool:

@@ -267,10 +267,10 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, load_dir, tag, *args, **kwargs)
         ROOTS.wait_staged()
         together(lambda: ROOTS.wait(load_dir))
-        # Ahead of DeepSpeed's load, which may fail on one rank alone: the others would remember more.
-        ours.at(load_dir)
         if self.load_universal_checkpoint():
-            return original(self, load_dir, tag, *args, **kwargs)
+            found = original(self, load_dir, tag, *args, **kwargs)
+            ours.at(load_dir)
+            return found
         per_node = bool(self.use_node_local_storage())
         # A root that is open here is locked, and has what was saved to it.
         levels = () if per_node or ROOTS.has(load_dir) else ours.settings.options.levels
@@ -281,7 +281,9 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
             _LOADED.set(None if tag is None else str(tag))
             # Whoever has a root open has it locked.
             with ours.mappings.while_loading(allowed=ROOTS.has(load_dir)):
-                return original(self, load_dir, tag, *args, **kwargs)
+                found = original(self, load_dir, tag, *args, **kwargs)
+            ours.at(load_dir)
+            return found
         finally:
             _LOADED.set(before)
 

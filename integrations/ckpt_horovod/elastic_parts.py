@@ -13,6 +13,7 @@ from typing import Any
 
 from horovod.torch.elastic.state import SamplerStateHandler
 from horovod.torch.functions import broadcast_object, broadcast_parameters
+from horovod.torch.mpi_ops import rank
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -165,7 +166,9 @@ class Parts:
                 handler.sync()
         values = self.values().items()
         mine = {k: v for k, v in values if not _is_of(f"{ATTRIBUTES}.{k}", kept)}
-        self.set_values(tell(_noted(mine)))
+        told = tell(_noted(mine))
+        if rank():  # the first has them, as the objects that the program holds
+            self.set_values(told)
 
     def forget_gradients(self) -> None:
         """All-reduces that will never end, and gradients of a step that was not made."""
@@ -237,6 +240,9 @@ class _State:
         return _State(copy.deepcopy(self.given, memo), self.of)
 
 
+_PLAIN = int | float | str | bytes | None
+
+
 def _loads(value: Any) -> bool:
     return (
         not isinstance(value, type)
@@ -245,10 +251,25 @@ def _loads(value: Any) -> bool:
     )
 
 
+def _holds(value: Any, within: tuple[int, ...] = ()) -> bool:
+    """Whether something in a container loads its state."""
+    if not isinstance(value, dict | list | tuple) or id(value) in within:
+        return False
+    within = (*within, id(value))
+    items = value.values() if isinstance(value, dict) else value
+    return any(
+        isinstance(one, _State) or _loads(one) or _holds(one, within)
+        for one in items
+        if not isinstance(one, _PLAIN)
+    )
+
+
 def _noted(value: Any, *, keep: bool = False) -> Any:
     """Values, with states for objects that load: a scheduler would be copied with its optimizer."""
     if _loads(value):
         return _State(value.state_dict(), value if keep else None)
+    if not _holds(value):
+        return value
     if type(value) is tuple:
         return tuple(_noted(item, keep=keep) for item in value)
     if isinstance(value, dict | list):
@@ -275,6 +296,8 @@ def _taken(live: Any, saved: Any, name: str) -> Any:
         with keeping_groups([live] if isinstance(live, Optimizer) else []):
             live.load_state_dict(saved)
         return live
+    if not _holds(saved) and not _holds(live):
+        return saved
     if type(saved) is tuple:
         return tuple(_taken(_at(live, key), saved[key], f"{name}.{key}") for key in _keys(saved))
     if isinstance(saved, dict | list):

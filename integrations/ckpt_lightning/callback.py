@@ -182,6 +182,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         if isinstance(trainer.strategy.checkpoint_io, StepIO):
             trainer.strategy.checkpoint_io.opens(self._recorder)
         # A second fit of this process goes on with what the first has trained, if it has.
+        self.knows_root = ranks.first(self.knows_root)
         if not self.knows_root:
             if self._resume_mode == "never":
                 self._unwanted = session.steps()
@@ -255,7 +256,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
             resuming.announce(trainer, saved, trainer.ckpt_path or self.root)
             warn_about_finetuning(trainer, self._teller)
             resuming.put_back(trainer, pl_module, saved)
-            begin_averaging(trainer, pl_module)
+            begin_averaging(trainer, pl_module, boundary=saved["boundary"])
             if not saved["boundary"]:
                 warn_about_skipped_hooks(trainer, pl_module, self._teller)
             recorder.position.after_iterator(trainer, saved)

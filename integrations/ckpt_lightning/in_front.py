@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BaseFinetuning
 
+from ckpt_lightning.loops import callbacks_of
 from ckpt_lightning.pending import has_own
 from ckpt_lightning.traps import is_of_user
 
@@ -26,11 +28,16 @@ class Foremost(Callback):
 
     def put(self, trainer: Trainer) -> None:
         """Called in a hook of callbacks: Lightning goes through the old list to its end."""
-        _set_callbacks(trainer, [self, *_callbacks(trainer)])
+        # Not beside one that came with a copy of the list: the same callback would be told twice.
+        others = [one for one in _callbacks(trainer) if not self._tells_as(one)]
+        _set_callbacks(trainer, [self, *others])
 
     def take_away(self, trainer: Trainer) -> None:
         """Leave the trainer's callbacks as they were. Idempotent."""
         _set_callbacks(trainer, [one for one in _callbacks(trainer) if one is not self])
+
+    def _tells_as(self, other: Callback) -> bool:
+        return isinstance(other, Foremost) and other._epoch_begins == self._epoch_begins
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Everything of the epoch before is over, and nothing of this one has begun."""
@@ -44,6 +51,8 @@ class Foremost(Callback):
 def changes_in(hook: str, trainer: Trainer) -> bool:
     """Whether the module or a callback of the user's has this hook, and may change weights in it."""
     mine = any(is_of_user(callback, hook) for callback in _callbacks(trainer))
+    # It calls a function of the user's there.
+    mine = mine or bool(callbacks_of(trainer, BaseFinetuning))
     return mine or has_own((hook,), trainer.lightning_module)
 
 

@@ -178,7 +178,7 @@ class DataPosition:
         made, val_made = saved.get("loaded_in", (None, None))
         if made is not None:
             trainer.fit_loop._last_train_dl_reload_epoch = made
-        if val_made is None:
+        if val_made is None or not trainer.enable_validation:
             return
         val_loop: Any = trainer.fit_loop.epoch_loop.val_loop
         if val_loop._combined_loader is None:

@@ -120,7 +120,7 @@ def updating_batch_norm(trainer: Trainer, teller: Teller) -> bool:
     return True
 
 
-def begin_averaging(trainer: Trainer, module: LightningModule) -> None:
+def begin_averaging(trainer: Trainer, module: LightningModule, *, boundary: bool) -> None:
     """Let StochasticWeightAveraging make the scheduler again that it had. Called in on_train_start.
 
     It makes it in on_train_epoch_start, which Lightning does not call mid-epoch, and that steps it once,
@@ -133,7 +133,12 @@ def begin_averaging(trainer: Trainer, module: LightningModule) -> None:
             continue
         groups = [group for opt in trainer.optimizers for group in opt.param_groups]
         noted = [{key: group[key] for key in group if key != "params"} for group in groups]
+        averaged = callback._latest_update_epoch
+        if boundary:  # it averages as the epoch begins, behind what other callbacks do there
+            callback._latest_update_epoch = trainer.current_epoch
         callback.on_train_epoch_start(trainer, module)
+        if boundary:
+            callback._latest_update_epoch = averaged
         for group, as_restored in zip(groups, noted, strict=True):
             group.update(as_restored)
 
@@ -151,9 +156,10 @@ class StepCounter:
         self._handles: list[Any] = []
         self._steps = 0
 
-    def watch(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Begin."""
-        self._handles = [opt.register_step_pre_hook(self._before_step) for opt in optimizers]
+    def watch(self, optimizers: list[Any]) -> None:
+        """Begin. DeepSpeed's own are no optimizers of torch's, and step by Lightning's hooks alone."""
+        torch_own = [opt for opt in optimizers if isinstance(opt, torch.optim.Optimizer)]
+        self._handles = [opt.register_step_pre_hook(self._before_step) for opt in torch_own]
 
     def close(self) -> None:
         """End. Idempotent."""

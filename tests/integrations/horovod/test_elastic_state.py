@@ -14,8 +14,9 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 import ckpt_horovod
-from ckpt_core import CoordinationTimeout, RestoreError
+from ckpt_core import CoordinationTimeout, RestoreError, load
 from ckpt_horovod.elastic import TorchState
+from ckpt_horovod.elastic_parts import _noted
 from tests.integrations.horovod.launch import Outcome
 
 
@@ -78,6 +79,22 @@ def test_a_new_worker_takes_parameters_without_a_module_from_the_first_rank(
 
 
 # -- attributes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("alone")
+def test_lists_and_dicts_stay_the_objects_that_the_program_holds(tmp_path: Path) -> None:
+    model, optimizer, _ = _wrapped()
+    losses: list[float] = []
+    around: list[Any] = [losses]
+    around.append(around)
+    given = {"losses": losses, "log": {"losses": losses}}
+    with TorchState(model, optimizer, root=tmp_path, **given) as state:
+        state.sync()
+        assert state.losses is losses and state.log["losses"] is losses
+        losses.append(1.0)
+        state.commit()
+    assert load(tmp_path)["attributes"]["log"] == {"losses": [1.0]}
+    assert _noted(around) is around
 
 
 class _Meter:

@@ -19,7 +19,7 @@ def test_a_state_on_a_device_is_prepared_once_when_its_optimizer_has_made_a_step
     root: Path, prepared: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = ending(*fit(models.Net, models.train_loader))
-    monkeypatch.setattr(recorder, "_on_device", lambda trainer: True)
+    monkeypatch.setattr(recorder, "on_device", lambda trainer: True)
     found = fit(models.Net, models.train_loader, saver(root, every_n_steps=4))
     (state,) = prepared
     assert state["global_step"] == 1 and state["optimizer_states"][0]["state"]
@@ -30,7 +30,7 @@ def test_a_state_on_a_device_is_prepared_once_when_its_optimizer_has_made_a_step
 def test_nothing_is_prepared_behind_a_first_save(
     root: Path, prepared: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "_on_device", lambda trainer: True)
+    monkeypatch.setattr(recorder, "on_device", lambda trainer: True)
     fit(models.Net, models.train_loader, saver(root, every_n_steps=1))
     assert prepared == []
 

@@ -72,6 +72,15 @@ def test_a_run_that_failed_goes_on_by_itself_and_says_so_in_one_line(
     assert said == [f"resumed from step 8 (epoch 1, mid-epoch) of {root}"]
 
 
+@pytest.mark.parametrize("saving", [{"every_n_steps": 2}, {"every_n_epochs": 1}])
+def test_a_run_that_had_a_validation_goes_on_without_its_loader(root: Path, saving: Any) -> None:
+    val = models.val_loader()
+    with pytest.raises(Stop):
+        fit(lambda: StopsAt(9), models.train_loader, saver(root, **saving), val=val)
+    resumed = ending(*fit(models.Net, models.train_loader, saver(root, **saving), seed=1))
+    assert (resumed["global_step"], resumed["batches"]) == (15, 15)
+
+
 def test_a_run_that_had_ended_trains_nothing_more(root: Path) -> None:
     first = ending(*fit(models.Net, models.train_loader, saver(root)))
     again = ending(*fit(models.Net, models.train_loader, saver(root), seed=1))

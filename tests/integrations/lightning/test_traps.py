@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     Callback,
@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from ckpt_core import committed_steps, step_path
 from ckpt_lightning import CheckpointWarning
 from ckpt_lightning.capture import Owned
+from ckpt_lightning.in_front import changes_in
 from tests.integrations.lightning import models
 from tests.integrations.lightning.running import differences, ending, fit, saver
 
@@ -333,6 +334,22 @@ def _swa() -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:SWA is currently only supported every epoch")
 @pytest.mark.filterwarnings("ignore:SWA is initializing after swa_start")
+@pytest.mark.parametrize(
+    ("callback", "changes"),
+    [
+        (BackboneFinetuning(1), True),
+        (LambdaCallback(on_train_epoch_start=lambda *_: None), True),
+        (TQDMProgressBar(), False),
+    ],
+)
+def test_what_may_change_weights_as_an_epoch_begins_waits_for_a_save_of_before(
+    callback: Callback, changes: bool
+) -> None:
+    trainer = Trainer(callbacks=[callback], logger=False, enable_checkpointing=False)
+    trainer.strategy._lightning_module = models.Net()
+    assert changes_in("on_train_epoch_start", trainer) is changes
+
+
 def test_trap_10_no_step_is_saved_while_averaged_weights_get_their_batch_norm(
     root: Path, tmp_path: Path
 ) -> None:
