@@ -332,8 +332,6 @@ def _swa() -> list[Any]:
     return [StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2, annealing_epochs=2)]
 
 
-@pytest.mark.filterwarnings("ignore:SWA is currently only supported every epoch")
-@pytest.mark.filterwarnings("ignore:SWA is initializing after swa_start")
 @pytest.mark.parametrize(
     ("callback", "changes"),
     [
@@ -350,6 +348,8 @@ def test_what_may_change_weights_as_an_epoch_begins_waits_for_a_save_of_before(
     assert changes_in("on_train_epoch_start", trainer) is changes
 
 
+@pytest.mark.filterwarnings("ignore:SWA is currently only supported every epoch")
+@pytest.mark.filterwarnings("ignore:SWA is initializing after swa_start")
 def test_trap_10_no_step_is_saved_while_averaged_weights_get_their_batch_norm(
     root: Path, tmp_path: Path
 ) -> None:
