@@ -257,8 +257,9 @@ class Checkpointer(Looks):
     ) -> None:
         """Allocate and touch the staging memory for `state` now, instead of during the first save.
 
-        Once before training, with the arguments of `save`. Optional: the first save is then as cheap as
-        others. Leaves on a device: at once, memory is page-locked behind it, 0.2 s for each GB; see `wait`.
+        Called once before training, with the arguments of `save`. Optional: the first save is then as
+        cheap as the later ones. With leaves on a device it returns at once, and memory is page-locked in
+        the background, 0.2 s for each GB; `wait` waits for that.
 
         Raises:
             ConfigError: it cannot be saved, `staging_bytes` is too small, or a graph is being captured.

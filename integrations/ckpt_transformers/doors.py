@@ -27,9 +27,10 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
-from ckpt_core import Checkpointer, ConfigError, RngState, TorchStore, step_path
+from ckpt_core import Checkpointer, ConfigError, RngState, TorchStore
 from ckpt_transformers import settings
 from ckpt_transformers.capture import EpochPlace, state_of, was_to_stop
+from ckpt_transformers.files import step_named
 from ckpt_transformers.run import Restored, Run, any_rank
 from ckpt_transformers.texts import tell
 
@@ -361,14 +362,8 @@ def _is_stock(state: TrainerState) -> bool:
 
 def _best_named(state: TrainerState) -> int | None:
     """The best step of those that were to be saved: an evaluation may have been better at another one."""
-    named = _step_named(os.path.basename(str(state.best_model_checkpoint)))
+    named = step_named(os.path.basename(str(state.best_model_checkpoint)))
     return state.best_global_step if named is None else named
-
-
-def _step_named(name: str) -> int | None:
-    digits = name.removeprefix("step-")
-    named = digits.isdecimal() and name == step_path(".", int(digits)).name
-    return int(digits) if named else None
 
 
 def _step_of(path: Path, root: Path) -> int | None:
@@ -376,7 +371,7 @@ def _step_of(path: Path, root: Path) -> int | None:
     home = os.path.realpath(root)  # either may be named through a link
     if os.path.realpath(path) == home:
         return None
-    named = _step_named(path.name)
+    named = step_named(path.name)
     if named is None or os.path.realpath(path.parent) != home:
         raise ConfigError(
             f"resume_from_checkpoint={str(path)!r} is neither a step of {root} nor a directory that Trainer "

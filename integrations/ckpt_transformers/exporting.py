@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import ckpt_core
 from ckpt_core import ConfigError, UntrustedData, committed_steps, step_path
-from ckpt_transformers.files import ADAPTER, ADAPTER_CONFIG, contents
+from ckpt_transformers.files import ADAPTER, ADAPTER_CONFIG, contents, step_named
 
 _WEIGHTS = "model.safetensors"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -96,8 +96,7 @@ def _place(directory: str | os.PathLike[str]) -> Path:
 
 def _check_outside(target: Path) -> None:
     """Raises ConfigError for a place within the directory of a step, which holds what was saved alone."""
-    digits = target.name.removeprefix("step-")
-    if digits.isdecimal() and target.name == step_path(target.parent, int(digits)).name:
+    if step_named(target.name) is not None:
         raise ConfigError(f"{target} has the name of a step: readers would take it for one")
     folder = Path(os.path.realpath(target.parent))
     for place in (folder, *folder.parents):

@@ -11,7 +11,7 @@ import torch
 from transformers import Trainer
 from transformers.utils.import_utils import is_peft_available
 
-from ckpt_core import CorruptCheckpoint
+from ckpt_core import CorruptCheckpoint, step_path
 
 ADAPTER = "ckpt_transformers_adapter.json"
 """Which entries of the model make up an adapter's file, and under which names. Missing where none do."""
@@ -112,3 +112,10 @@ def _is_peft(model: Any) -> bool:
     from peft import PeftModel
 
     return isinstance(model, PeftModel)
+
+
+def step_named(name: str) -> int | None:
+    """The step of which this is the name of the directory; None for any other name."""
+    digits = name.removeprefix("step-")
+    named = digits.isdecimal() and name == step_path(".", int(digits)).name
+    return int(digits) if named else None
